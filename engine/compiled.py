@@ -90,3 +90,6 @@ _homes = [
 ]
 config.CACHE_DIR = str(_folder(_homes))  # type: ignore[attr-defined]
 njit = numba.njit(cache=True)
+# For functions that allocate no array. Without reference counts, which are atomic, those that pass many arrays on to
+# each other are several times as fast. numba refuses to compile them if they do allocate.
+njit_in_place = numba.njit(cache=True, _nrt=False)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.compiled import njit
+from engine.compiled import njit, njit_in_place
 from engine.planner.adaptive.workload import Ranks
 from engine.units import Floats, Ints
 
@@ -48,13 +48,13 @@ def empty_sky(height: Floats, sequences: int, tries: int) -> Sky:
     )
 
 
-@njit
+@njit_in_place
 def same_kind(ranks: Ranks, a: int, b: int) -> bool:
     """Whether ranks `a` and `b` have the same speed and capacity."""
     return ranks.slow[a] == ranks.slow[b] and ranks.holds[a] == ranks.holds[b]
 
 
-@njit
+@njit_in_place
 def find_runs(sky: Sky, ranks: Ranks) -> None:
     """Find all runs, as wide as possible, and put them on the heap; clears the waiting runs."""
     sky.width[:] = 0
@@ -62,12 +62,12 @@ def find_runs(sky: Sky, ranks: Ranks) -> None:
     a = 0
     for rank in range(1, len(sky.height) + 1):
         if rank == len(sky.height) or not _alike(sky, ranks, a, rank, 0.0):
-            _set(sky, a, rank - a, sky.height[a])
+            _mark(sky, a, rank - a)
             push(sky, sky.height[a], a, rank - a)
             a = rank
 
 
-@njit
+@njit_in_place
 def join(sky: Sky, ranks: Ranks, a: int, near: float) -> tuple[int, int]:
     """Join run `a` with neighbouring runs of the same speed and capacity whose heights differ by at most `near` ns.
 
@@ -84,53 +84,54 @@ def join(sky: Sky, ranks: Ranks, a: int, near: float) -> tuple[int, int]:
             first = other
         else:
             return a, width
-        top = max(sky.height[a], sky.height[other])
+        lower, higher = (a, other) if sky.height[a] < sky.height[other] else (other, a)
+        if sky.height[lower] < sky.height[higher]:
+            sky.height[lower : lower + (width if lower == a else sky.width[other])] = sky.height[higher]
         width += sky.width[other]
         sky.width[a] = sky.width[other] = 0
         a = first
-        _set(sky, a, width, top)
+        _mark(sky, a, width)
 
 
-@njit
+@njit_in_place
 def unite(sky: Sky, first: int, last: int) -> None:
     """Make ranks first .. last - 1 one run, as high as the highest of them."""
-    height = sky.height[first:last].max()
+    sky.height[first:last] = sky.height[first:last].max()
     sky.width[first:last] = 0
-    _set(sky, first, last - first, height)
+    _mark(sky, first, last - first)
 
 
-@njit
+@njit_in_place
 def _alike(sky: Sky, ranks: Ranks, a: int, b: int, near: float) -> bool:
     """Whether ranks `a` and `b` have the same speed and capacity, and heights at most `near` ns apart."""
     return same_kind(ranks, a, b) and abs(sky.height[a] - sky.height[b]) <= near
 
 
-@njit
-def _set(sky: Sky, a: int, width: int, height: float) -> None:
-    """Make ranks a .. a + width - 1 one run of this height."""
+@njit_in_place
+def _mark(sky: Sky, a: int, width: int) -> None:
+    """Make ranks a .. a + width - 1, whose heights are equal, one run."""
     sky.width[a] = width
     sky.begin[a + width] = a
-    for rank in range(a, a + width):
-        sky.height[rank] = height
 
 
-@njit
+@njit_in_place
 def put(sky: Sky, a: int, width: int, first: int, degree: int, time: float) -> None:
     """Put a ring of `time` ns on ranks first .. first + degree - 1 of run `a`, which splits into up to three runs."""
     height = sky.height[a]
     sky.width[a] = 0
     if first > a:
-        _set(sky, a, first - a, height)
+        _mark(sky, a, first - a)
         push(sky, height, a, first - a)
-    _set(sky, first, degree, height + time)
+    sky.height[first : first + degree] = height + time
+    _mark(sky, first, degree)
     push(sky, height + time, first, degree)
     rest = a + width - first - degree
     if rest > 0:
-        _set(sky, first + degree, rest, height)
+        _mark(sky, first + degree, rest)
         push(sky, height, first + degree, rest)
 
 
-@njit
+@njit_in_place
 def wait(sky: Sky, a: int, width: int, need: int) -> None:
     """Set aside run `a`, which is too narrow for a ring of `need` ranks, until `wake`."""
     sky.waiting[sky.counts[WAITING], 0], sky.waiting[sky.counts[WAITING], 1] = a, width
@@ -138,7 +139,7 @@ def wait(sky: Sky, a: int, width: int, need: int) -> None:
     sky.counts[NEEDED] = max(sky.counts[NEEDED], need)
 
 
-@njit
+@njit_in_place
 def wake(sky: Sky, need: int) -> None:
     """Put waiting runs of at least `need` ranks back on the heap; drops runs that are out of date."""
     kept = 0
@@ -157,13 +158,13 @@ def wake(sky: Sky, need: int) -> None:
 # A binary heap, ordered by height, then by first rank. It is stored in `Sky`, so a ring allocates no memory.
 
 
-@njit
+@njit_in_place
 def _before(low: Floats, runs: Ints, i: int, j: int) -> bool:
     """Whether heap entry `i` comes before entry `j`."""
     return low[i] < low[j] or (low[i] == low[j] and runs[i, 0] < runs[j, 0])
 
 
-@njit
+@njit_in_place
 def _swap(low: Floats, runs: Ints, i: int, j: int) -> None:
     """Swap heap entries `i` and `j`."""
     low[i], low[j] = low[j], low[i]
@@ -172,7 +173,7 @@ def _swap(low: Floats, runs: Ints, i: int, j: int) -> None:
     runs[j, 0], runs[j, 1] = a, width
 
 
-@njit
+@njit_in_place
 def push(sky: Sky, height: float, a: int, width: int) -> None:
     """Put run `a`, of this height and width, on the heap."""
     low, runs, at = sky.low, sky.runs, sky.counts[SIZE]
@@ -183,7 +184,7 @@ def push(sky: Sky, height: float, a: int, width: int) -> None:
         at = (at - 1) // 2
 
 
-@njit
+@njit_in_place
 def pop(sky: Sky) -> tuple[int, int]:
     """Remove the lowest run from the heap; returns its first rank and its width."""
     low, runs, size = sky.low, sky.runs, sky.counts[SIZE] - 1

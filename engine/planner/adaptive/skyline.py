@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.compiled import njit
+from engine.compiled import njit, njit_in_place
 from engine.cost.times import Rates
 from engine.planner.adaptive.runs import (
     NEEDED,
@@ -115,7 +115,7 @@ def place_rings(
     return len(lengths)
 
 
-@njit
+@njit_in_place
 def _choose(
     rates: Rates, tokens: float, gain: float, wide: int, best: int, sky: Sky, ranks: Ranks, rule: Rule
 ) -> tuple[int, int, float]:
@@ -154,7 +154,7 @@ def _choose(
     return found, found_need, found_stop
 
 
-@njit
+@njit_in_place
 def _on_run(
     rates: Rates, tokens: float, a: int, need: int, stop: float, sky: Sky, ranks: Ranks, rule: Rule
 ) -> tuple[int, int, float]:
@@ -177,7 +177,7 @@ def _on_run(
     return free, need, sky.height[free] - time
 
 
-@njit
+@njit_in_place
 def _reach(
     rates: Rates, tokens: float, sky: Sky, ranks: Ranks, a: int, need: int, gap: float, stop: float
 ) -> tuple[int, int, int]:
@@ -210,7 +210,7 @@ def _reach(
     return a, a + sky.width[a], need
 
 
-@njit
+@njit_in_place
 def _best_rank(ranks: Ranks) -> int:
     """The first rank with the largest capacity among the fastest ranks."""
     best = 0
@@ -222,13 +222,13 @@ def _best_rank(ranks: Ranks) -> int:
     return best
 
 
-@njit
+@njit_in_place
 def _aligned(a: int, need: int, node: int) -> int:
     """First rank from `a` on where a ring of `need` ranks lies inside a node of `node` ranks; `a` if it is larger."""
     return (a // node + 1) * node if need <= node < a % node + need else a
 
 
-@njit
+@njit_in_place
 def _lowest_window(height: Floats, width: int) -> int:
     """First rank of the `width` neighbouring ranks that are all free the earliest."""
     best, lowest = 0, np.inf
@@ -239,13 +239,13 @@ def _lowest_window(height: Floats, width: int) -> int:
     return best
 
 
-@njit
+@njit_in_place
 def _ring_time(rates: Rates, tokens: float, degree: int, ranks: Ranks) -> float:
     """Time of a ring of full-speed ranks, in ns."""
     return ring_time(rates, tokens, degree, ranks.node, ranks.overhead_per_token)
 
 
-@njit
+@njit_in_place
 def _degree(rates: Rates, tokens: float, gain: float, like: int, slow: float, ranks: Ranks, limit: float) -> int:
     """Smallest degree at which a ring fits in memory and takes at most `limit` ns; the fastest degree if none does.
 
@@ -266,7 +266,7 @@ def _degree(rates: Rates, tokens: float, gain: float, like: int, slow: float, ra
     return best
 
 
-@njit
+@njit_in_place
 def _widened(rates: Rates, tokens: float, need: int, ranks: Ranks, left: float) -> int:
     """Smallest degree from `need` to twice `need` at which a ring takes at most `left` ns; `need` if none does."""
     if _ring_time(rates, tokens, need, ranks) <= left:

@@ -5,12 +5,10 @@ Letters: P ranks, W unsplit sequences in descending order of time.
 
 from __future__ import annotations
 
-from heapq import heapify, heapreplace
-
 import numpy as np
 
-from engine.compiled import njit
-from engine.planner.plan.rows import grouped
+from engine.compiled import njit, njit_in_place
+from engine.planner.plan.rows import ascending, grouped
 from engine.units import Floats, Ints
 
 
@@ -19,17 +17,41 @@ def deal(times: Floats, slow: Floats, height: Floats) -> Ints:
     """Give each sequence in turn to the rank that is free first (LPT); returns the rank of each, [W].
 
     `times` [W] are ns at full speed; rank r is `slow[r]` times slower. The times are added to `height` [P], the ns
-    until which each rank is busy.
+    until which each rank is busy. Of ranks that are free at the same time the first one gets the sequence.
     """
-    heap = [(height[rank], rank) for rank in range(len(height))]
-    heapify(heap)
+    # A tournament: node i has the winner of nodes 2i and 2i + 1, and leaf `leaves` + r is rank r.
+    leaves = 1
+    while leaves < len(height):
+        leaves *= 2
+    free, winner = np.full(2 * leaves, np.inf), np.zeros(2 * leaves, np.int64)
+    for rank in range(len(height)):
+        free[leaves + rank], winner[leaves + rank] = height[rank], rank
+    for node in range(leaves - 1, 0, -1):
+        first = 2 * node if free[2 * node] <= free[2 * node + 1] else 2 * node + 1
+        free[node], winner[node] = free[first], winner[first]
     rank_of = np.empty(len(times), np.int64)
-    for at in range(len(times)):
-        rank = heap[0][1]
-        rank_of[at] = rank
-        height[rank] += times[at] * slow[rank]
-        heapreplace(heap, (height[rank], rank))
+    _deal(times, slow, height, free, winner, rank_of)
     return rank_of
+
+
+@njit_in_place
+def _deal(times: Floats, slow: Floats, height: Floats, free: Floats, winner: Ints, rank_of: Ints) -> None:
+    """Fill `rank_of` [W] from the tournament of `deal`, whose nodes have the `winner` and the ns at which it is free."""
+    leaves = len(free) // 2
+    for at in range(len(times)):
+        best = winner[1]
+        rank_of[at] = best
+        height[best] += times[at] * slow[best]
+        node, end = leaves + best, height[best]
+        free[node] = end
+        while node > 1:
+            other = node ^ 1
+            # Without branches: the processor cannot predict them.
+            wins = (free[other] < end) | ((free[other] == end) & (other < node))
+            best = winner[other] if wins else best
+            end = free[other] if wins else end
+            node //= 2
+            free[node], winner[node] = end, best
 
 
 @njit
@@ -47,7 +69,7 @@ def even_out(times: Floats, slow: Floats, height: Floats, rank_of: Ints, target:
         top = height.max()
         if top <= target or idle == 2:
             return
-        order = np.argsort(height, kind="mergesort")
+        order = ascending(height.view(np.int64))  # times are not negative, so their bits have the same order
         for i in range(half):
             full, other = order[ranks - 1 - i], order[(i + turn) % half]
             if height[full] <= target:
@@ -57,7 +79,7 @@ def even_out(times: Floats, slow: Floats, height: Floats, rank_of: Ints, target:
         idle = idle + 1 if height.max() >= top else 0
 
 
-@njit
+@njit_in_place
 def _swap_best(
     times: Floats, slow: Floats, height: Floats, rank_of: Ints, first: Ints, owned: Ints, full: int, other: int
 ) -> None:

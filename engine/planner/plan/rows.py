@@ -1,10 +1,10 @@
-"""Compressed rows, where row i of `items` is items[start[i] : start[i + 1]]: building them and checking `start`."""
+"""Compressed rows, where row i of `items` is items[start[i] : start[i + 1]]: building and checking them; sorting."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from engine.compiled import njit
+from engine.compiled import njit, njit_in_place
 from engine.units import Bools, Ints
 
 
@@ -27,22 +27,72 @@ def grouped(keys: Ints, rows: int) -> tuple[Ints, Ints]:
     return start, items
 
 
+@njit
 def row_of_each(start: Ints) -> Ints:
     """Return the row number of each item, [start[-1]]."""
-    return np.repeat(np.arange(len(start) - 1), np.diff(start))
+    rows = np.empty(start[-1], np.int64)
+    for row in range(len(start) - 1):
+        for item in range(start[row], start[row + 1]):
+            rows[item] = row
+    return rows
 
 
+@njit
+def ascending(keys: Ints) -> Ints:
+    """Return the order in which `keys` [N] ascend; equal keys keep their order. For keys whose differences fit 63 bits.
+
+    A radix sort, which takes linear time: one pass for each digit, the lowest one first.
+    """
+    bits = 11 if len(keys) > 1024 else 8
+    order, sorted_ = np.arange(len(keys)), np.empty(len(keys), np.int64)
+    if len(keys) == 0:
+        return order
+    least, most = keys.min(), keys.max()
+    begin = np.empty((1 << bits) + 1, np.int64)  # by digit: where its next key goes
+    shift = 0
+    while shift < 63 and (most - least) >> shift > 0:
+        begin[:] = 0
+        for key in keys:
+            begin[((key - least) >> shift & (1 << bits) - 1) + 1] += 1
+        for digit in range(1 << bits):
+            begin[digit + 1] += begin[digit]
+        for at in order:
+            digit = (keys[at] - least) >> shift & (1 << bits) - 1
+            sorted_[begin[digit]] = at
+            begin[digit] += 1
+        order, sorted_ = sorted_, order
+        shift += bits
+    return order
+
+
+@njit_in_place
 def first_true(values: Bools) -> int:
     """Return the first index that is True, or -1."""
-    return int(values.argmax()) if values.any() else -1
+    for at in range(len(values)):
+        if values[at]:
+            return at
+    return -1
 
 
+@njit_in_place
 def first_short_row(start: Ints, end: int, least: int) -> int:
     """Return the first row with fewer than `least` items or with items beyond `end`, or -1. start[0] must be 0."""
-    # Not by np.diff: starts may be any integers here, and differences of huge ones overflow.
-    return first_true((start[1:] > end) | (start[1:] < start[:-1] + least))
+    # Starts may be any integers here. No sum overflows before the first row that is reported.
+    for row in range(len(start) - 1):
+        if start[row + 1] > end or start[row + 1] < start[row] + least:
+            return row
+    return -1
 
 
+@njit_in_place
 def first_out_of_range(values: Ints, low: int, high: int) -> int:
     """Return the first index whose value is not in low .. high - 1, or -1."""
-    return first_true((values < low) | (values >= high))
+    least, most = high - 1, low
+    for value in values:  # without a way out, so that the processor compares several at once
+        least, most = min(least, value), max(most, value)
+    if least >= low and most < high:
+        return -1
+    for at in range(len(values)):
+        if values[at] < low or values[at] >= high:
+            return at
+    return -1

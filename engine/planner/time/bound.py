@@ -24,14 +24,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.compiled import njit
+from engine.compiled import njit, njit_in_place
 from engine.cost.times import Rates, shared
 from engine.units import Floats, Ints
 
 _TOLERANCE = 1e-4  # relative width at which the bisection ends
 
 
-@njit
+@njit_in_place
 def ring_time(rates: Rates, tokens: float, degree: int, node: int, per_token: float) -> float:
     """Return the time, in ns, of one sequence of `tokens` tokens on a ring of `degree` full-speed ranks.
 
@@ -42,7 +42,7 @@ def ring_time(rates: Rates, tokens: float, degree: int, node: int, per_token: fl
     return shared(rates, tokens, degree, slowdown) + min(per_token * tokens / degree, rates.micro)
 
 
-@njit
+@njit_in_place
 def least_degree(rates: Rates, tokens: float, floor: int, most: int, node: int, per_token: float, limit: float) -> int:
     """Return the least degree in floor .. most at which `ring_time` is at most `limit` ns, or 0 if there is none.
 
@@ -64,7 +64,7 @@ def least_degree(rates: Rates, tokens: float, floor: int, most: int, node: int, 
     return _between(rates, tokens, low - 1, high, node, per_token, limit)
 
 
-@njit
+@njit_in_place
 def fastest(rates: Rates, tokens: float, low: int, high: int, node: int, per_token: float) -> int:
     """Return the fastest degree in low .. high, which must all be inside a node or all beyond it."""
     while low < high:
@@ -76,7 +76,7 @@ def fastest(rates: Rates, tokens: float, low: int, high: int, node: int, per_tok
     return low
 
 
-@njit
+@njit_in_place
 def _between(rates: Rates, tokens: float, low: int, high: int, node: int, per_token: float, limit: float) -> int:
     """Return the least degree in low + 1 .. high whose time is at most `limit` ns.
 
@@ -151,7 +151,7 @@ def bound(rates: Rates, lengths: Ints, floors: Ints, per_token: float, first: fl
     return high
 
 
-@njit
+@njit_in_place
 def _least_work(
     rates: Rates, tokens: float, floor: int, per_token: float, first: float, node: int, kinds: Kinds, limit: float
 ) -> float:
@@ -172,7 +172,7 @@ def _least_work(
     return least
 
 
-@njit
+@njit_in_place
 def _power(kinds: Kinds, degree: int, kind: int) -> float:
     """Return the total speed of the `degree` slowest ranks among those of a kind and of faster kinds."""
     power, left = 0.0, degree
@@ -183,7 +183,7 @@ def _power(kinds: Kinds, degree: int, kind: int) -> float:
     return power
 
 
-@njit
+@njit_in_place
 def _slowed(rates: Rates, slow: float) -> Rates:
     """Return the rates of a rank that computes `slow` times slower; its links keep their speed."""
     return Rates(
