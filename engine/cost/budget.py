@@ -14,7 +14,7 @@ from engine.cost.model import Costs
 from engine.units import PPM, Bools, Ints
 
 _MOST_TOKENS = 2**35  # most tokens of a step (verify.py)
-_MOST_BYTES = 2**62  # sums of more would overflow 64 bits
+MOST_BYTES = 2**62  # sums of more would overflow 64 bits
 _AT_ONCE = 64  # sizes that `most_tokens` tries at once
 
 
@@ -81,13 +81,13 @@ def fits(costs: Costs, tokens: int, budget: Budget, capacity: int | None = None)
 
     With a `capacity`, at most that many tokens may stay on the device. If `tokens` fit, fewer tokens fit too.
     """
-    if costs.token_bytes * tokens >= _MOST_BYTES:
+    if costs.token_bytes * tokens >= MOST_BYTES:
         return False
     return bool(_fit(costs, np.array([tokens], dtype=np.int64), budget, capacity)[0])
 
 
 def _fit(costs: Costs, tokens: Ints, budget: Budget, capacity: int | None) -> Bools:
-    """`fits` for each of several micro-batches of `tokens` [M], all below `_MOST_BYTES`: [M]."""
+    """`fits` for each of several micro-batches of `tokens` [M], all below `MOST_BYTES`: [M]."""
     stays, memory = tokens if capacity is None else np.full_like(tokens, capacity), np.full_like(tokens, budget.memory)
     ratio = np.minimum(budget.offload, least_ratio(costs, tokens, tokens, stays, memory))
     on_device = (costs.resident(tokens, ratio) <= stays) & (costs.peak_bytes(tokens, tokens, ratio) <= memory)
@@ -97,7 +97,7 @@ def _fit(costs: Costs, tokens: Ints, budget: Budget, capacity: int | None) -> Bo
 
 def most_tokens(costs: Costs, budget: Budget, capacity: int | None = None) -> int:
     """Most tokens of one micro-batch, all in rings, that fit within the budget (`fits`); 0 if none."""
-    most = min(_MOST_TOKENS, (_MOST_BYTES - 1) // max(1, costs.token_bytes))
+    most = min(_MOST_TOKENS, (MOST_BYTES - 1) // max(1, costs.token_bytes))
     low, high = 0, most + 1
     tried = 2 ** np.arange(most.bit_length(), dtype=np.int64)
     while high - low > 1:

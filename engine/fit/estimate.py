@@ -21,7 +21,7 @@ from engine.cost.states import states
 from engine.cost.table import letters
 from engine.planner.plan.loads import in_flight, micro_loads, peak_bytes
 from engine.planner.plan.step_plan import StepPlan
-from engine.planner.ratios import Load, least_offload, most
+from engine.planner.ratios import Load, least_offload
 from engine.planner.settings import PlanSettings
 from engine.units import PPM
 
@@ -132,7 +132,7 @@ def fullest(config: Config, settings: PlanSettings, rank: int = 0) -> Load:
         return _full(settings, rank)
     capacity, device = int(settings.capacities[rank]), int(settings.cluster.memory[rank])
     longest = max(capacity, config.context)  # a micro-batch beyond the capacity is one shard of one sequence
-    return least_offload(min(longest, most(capacity, device, settings)), capacity, device, settings)
+    return least_offload(min(longest, settings.largest_shard(capacity, device)), capacity, device, settings)
 
 
 def _full(settings: PlanSettings, rank: int) -> Load:

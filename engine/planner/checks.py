@@ -71,6 +71,8 @@ def check_memory(step_tokens: int, settings: PlanSettings) -> None:
         hint = "use more ranks, or set zero.weights_on_host or optimizer.on_host to false"
         raise MemoryFitError(message, key="cluster.host_memory", hint=hint)
     tokens = min(settings.capacity, step_tokens)
+    if settings.full_fits and tokens <= settings.largest_capacity:
+        return
     if fits(costs, tokens, settings.budget(device)):
         return
     number = np.array([tokens], dtype=object)  # Python integers: the bytes of a huge model exceed 64 bits

@@ -9,7 +9,6 @@ Letters: P ranks, S sequences. Ratios are in parts per million (ppm).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
@@ -33,14 +32,6 @@ class Load:
     waiting: tuple[int, ...] | None = None  # in a pipeline: tokens of others in flight on each stage; None: as in 1F1B
 
 
-@lru_cache(maxsize=8)
-def most_tokens(settings: PlanSettings) -> Ints:
-    """Maximum size of a shard on each rank with as much offload as allowed: tokens [P], at least the capacity."""
-    classes, index = np.unique(np.stack([settings.capacities, settings.cluster.memory]), axis=1, return_inverse=True)
-    found = [most(int(capacity), int(memory), settings) for capacity, memory in classes.T.tolist()]
-    return np.array(found, dtype=np.int64)[index.ravel()]
-
-
 def gain(lengths: Ints, settings: PlanSettings) -> Floats:
     """Factor by which offload multiplies a rank's capacity for each sequence if copies overlap with compute, [S].
 
@@ -51,11 +42,6 @@ def gain(lengths: Ints, settings: PlanSettings) -> Floats:
     forward = rates.token_f + rates.pair_f * (lengths + 1) / 2
     ratio = np.minimum(settings.offload / PPM, forward / rates.copy)
     return layers / (2 + (1 - ratio) * (layers - 2))
-
-
-def most(capacity: int, memory: int, settings: PlanSettings) -> int:
-    """`most_tokens` of one rank with this capacity, in tokens, and memory, in bytes."""
-    return max(capacity, budget.most_tokens(settings.costs, settings.budget(memory), capacity))
 
 
 def equation_3(lengths: Ints, settings: PlanSettings) -> tuple[Ints, Ints]:
@@ -75,7 +61,7 @@ def equation_3(lengths: Ints, settings: PlanSettings) -> tuple[Ints, Ints]:
     most = np.minimum(settings.offload, (PPM * np.minimum(1.0, forward / rates.copy)).astype(np.int64))
     least = np.minimum(PPM, layers * capacity * PPM // ((layers - 2) * lengths))
     fewer = -(-lengths * (2 * PPM + (PPM - most) * (layers - 2)) // (layers * capacity * PPM))
-    fewer = np.maximum(fewer, -(-lengths // int(most_tokens(settings).min())))
+    fewer = np.maximum(fewer, -(-lengths // int(settings.largest_shards.min())))
     taken = (most >= least) & (fewer < plain)
     degree = np.where(taken, fewer, plain)
     anywhere = np.array([[capacity], [int(settings.cluster.memory.min())]])
@@ -88,13 +74,18 @@ def of_rings(lengths: Ints, ring_start: Ints, ring_ranks: Ints, settings: PlanSe
     The ring of sequence i is ring_ranks[ring_start[i] : ring_start[i + 1]]. Each shard is taken to be alone in its
     micro-batch. All ratios are 0 if offload is off; a ratio is PPM if no ratio is enough.
     """
+    ratio = np.zeros(len(lengths), dtype=np.int64)
     if not settings.offload:
-        return np.zeros(len(lengths), dtype=np.int64)
-    holds = np.stack([settings.capacities, settings.cluster.memory])
-    # If all ranks are alike, skip the minimum over each ring, which would take most of this function's time.
-    alike = bool((holds == holds[:, :1]).all())
-    held = holds[:, :1] if alike else np.minimum.reduceat(holds[:, ring_ranks], ring_start[:-1], axis=1)
-    return _of_shards(lengths, np.diff(ring_start), held, settings)
+        return ratio
+    degrees, least_capacity = np.diff(ring_start), settings.least_capacity if settings.full_fits else 0
+    large = np.flatnonzero(lengths > degrees * least_capacity)  # usually few, or none
+    if len(large) > 0:
+        holds = np.stack([settings.capacities, settings.cluster.memory])
+        # If all ranks are alike, skip the minimum over each ring, which would take most of this function's time.
+        alike = bool((holds == holds[:, :1]).all())
+        held = holds[:, :1] if alike else np.minimum.reduceat(holds[:, ring_ranks], ring_start[:-1], axis=1)[:, large]
+        ratio[large] = _of_shards(lengths[large], degrees[large], held, settings)
+    return ratio
 
 
 def _of_shards(lengths: Ints, degrees: Ints, holds: Ints, settings: PlanSettings) -> Ints:
@@ -130,8 +121,7 @@ def fitted(plan: StepPlan, settings: PlanSettings) -> StepPlan:
 
     A ratio can be too high for a rank's host because another rank of the ring, with less memory, needs it.
     """
-    full, memory = np.int64(settings.capacities.max()), int(settings.cluster.memory.min())
-    if not settings.offload or int(settings.costs.peak_bytes(full, full)) <= memory:
+    if not settings.offload or settings.full_fits:
         return plan
     tokens, buffers = micro_loads(plan)
     found = _fitted(plan, tokens, buffers, tokens, settings)

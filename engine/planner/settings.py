@@ -10,9 +10,10 @@ import numpy as np
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.cost.allowance import Allowance
-from engine.cost.budget import Budget, fits, most_tokens
+from engine.cost.budget import MOST_BYTES, Budget, fits, least, most_tokens
 from engine.cost.model import Costs
-from engine.units import PPM, Ints
+from engine.planner.time.bound import Kinds, kinds_of
+from engine.units import PPM, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,10 @@ class PlanSettings:
 
     def without_offload(self) -> PlanSettings:
         """The same settings for a run that offloads nothing."""
+        return self._without_offload if self.offload else self
+
+    @cached_property
+    def _without_offload(self) -> PlanSettings:
         return replace(self, offload=0)
 
     @property
@@ -101,10 +106,49 @@ class PlanSettings:
                 held[number] = min(max(self.capacity, in_proportion), most)
         return held[index]
 
-    @property
+    @cached_property
     def least_capacity(self) -> int:
         """The smallest capacity of all ranks, for planners that use one capacity for all."""
         return int(self.capacities.min())
+
+    @cached_property
+    def largest_capacity(self) -> int:
+        """The largest capacity of all ranks."""
+        return int(self.capacities.max())
+
+    @cached_property
+    def full_fits(self) -> bool:
+        """Whether every device holds a micro-batch of the largest capacity, all in rings, without offload.
+
+        Then it holds all smaller ones too.
+        """
+        memory, full = int(self.cluster.memory.min()), self.largest_capacity
+        if self.costs.token_bytes * full >= MOST_BYTES:
+            return False
+        peak = self.costs.peak_bytes(np.int64(full), np.int64(full))
+        return int(peak) <= memory and least(self.costs, full, full, memory) == 0
+
+    def largest_shard(self, capacity: int, memory: int) -> int:
+        """Most tokens of a shard with as much offload as allowed, at least the capacity, on a rank with this capacity,
+        in tokens, and this memory, in bytes."""
+        return max(capacity, most_tokens(self.costs, self.budget(memory), capacity))
+
+    @cached_property
+    def largest_shards(self) -> Ints:
+        """`largest_shard` of each rank, [P]."""
+        classes, index = np.unique(np.stack([self.capacities, self.cluster.memory]), axis=1, return_inverse=True)
+        found = [self.largest_shard(int(capacity), int(memory)) for capacity, memory in classes.T.tolist()]
+        return np.array(found, dtype=np.int64)[index.ravel()]
+
+    @cached_property
+    def slow(self) -> Floats:
+        """How many times slower than full speed each rank is, [P]."""
+        return 100.0 / self.cluster.speed
+
+    @cached_property
+    def kinds(self) -> Kinds:
+        """The kinds of ranks by speed."""
+        return kinds_of(self.slow)
 
     def host(self, rank: int) -> str:
         """Host name of a rank's node."""

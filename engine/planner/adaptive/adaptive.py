@@ -36,8 +36,10 @@ def adaptive(lengths: Ints, settings: PlanSettings) -> StepPlan:
     """
     plans = {"free": _in_free_mode, "lockstep": _in_slots, "pipeline": pipeline_plan}
     plan = ratios.fitted(plans[settings.mode](lengths, settings), settings)
+    if settings.full_fits or not plan.offload.any():
+        return plan
     plain = settings.costs.most_tokens(settings.device_memory)
-    if plain >= settings.capacity or not plan.offload.any():
+    if plain >= settings.capacity:
         return plan
     end, near = makespan(plan, settings), _NEAR * lower_bound(lengths, settings)
     for capacity in (plain, 2 * plain):
@@ -53,7 +55,7 @@ def _in_free_mode(lengths: Ints, settings: PlanSettings) -> StepPlan:
     """Plan in free mode: the best of the candidates with and without offload and, for few sequences, of `static`."""
     # Cost. With offload, a sequence fits on a ring of fewer ranks, so the bound may be lower.
     without = workload_of(lengths, settings.without_offload())
-    with_offload = workload_of(lengths, settings) if settings.offload else without
+    with_offload = workload_of(lengths, settings, without) if settings.offload else without
     promising = with_offload.bound < _WORTH * without.bound
     first, second = (with_offload, without) if promising else (without, with_offload)
 
@@ -67,8 +69,9 @@ def _in_free_mode(lengths: Ints, settings: PlanSettings) -> StepPlan:
     # Emit. For few sequences, compare with the plan of `static`.
     plan = free_plan(without, best, settings)
     if len(lengths) <= min(_FEW_PER_RANK * settings.ranks, LARGE):
-        plan = min(plan, static(lengths, settings), key=lambda one: makespan(one, settings))
-    return replace(plan, planner="adaptive")
+        other_plan = replace(static(lengths, settings), planner=plan.planner)
+        plan = min(plan, other_plan, key=lambda one: makespan(one, settings))
+    return plan
 
 
 def _in_slots(lengths: Ints, settings: PlanSettings) -> StepPlan:

@@ -13,6 +13,7 @@ from engine.planner import ratios
 from engine.planner.adaptive.workload import Workload
 from engine.planner.plan.emit import Placement, build
 from engine.planner.plan.rings import all_folded
+from engine.planner.plan.rows import ascending
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.units import Ints
@@ -40,7 +41,11 @@ def build_plan(workload: Workload, cut: Cut, degree: Ints, first: Ints, settings
     in the global order (emit.py). Each ring is folded over `degree` neighbouring ranks and gets the smallest offload
     ratio at which it fits in memory.
     """
-    back = np.argsort(workload.order[cut.sequence], kind="stable")
+    if len(cut.sequence) == len(workload.order):  # no sequence is cut
+        back = np.empty_like(workload.order)
+        back[workload.order] = cut.sequence
+    else:
+        back = ascending(workload.order[cut.sequence])
     sequence, lengths = cut.sequence[back], cut.lengths[back]
     ring_start, ring_ranks = all_folded(first[sequence], degree[sequence])
     offload = ratios.of_rings(lengths, ring_start, ring_ranks, settings)

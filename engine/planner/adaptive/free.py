@@ -6,13 +6,17 @@ Letters: S sequences in descending order, P ranks, W unsplit sequences.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from engine.compiled import njit
+from engine.cost.times import Rates
 from engine.planner.adaptive.build import build_plan, uncut
 from engine.planner.adaptive.skyline import Rings, Rule, place_rings
 from engine.planner.adaptive.unsplit import deal, even_out, pack
-from engine.planner.adaptive.workload import Workload
+from engine.planner.adaptive.workload import Ranks, Workload
+from engine.planner.plan.rows import ascending
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.planner.time.bound import least_degree
@@ -25,7 +29,8 @@ _TIGHT = Rule(limit=1.0, join=0.0005, stretch=1.0, top=1.001)
 # Few unsplit sequences: rings must leave little time. 0.05 %, 10 %
 _FLUSH = Rule(limit=1.0, join=0.0005, stretch=2.0, top=1.002)
 # Rings limited by transfers then need far fewer ranks. 0.06 %, 17 %
-_LATER = Rule(limit=1.02, join=0.0005, stretch=2.0, top=1.02)
+_LATER_LIMIT = 1.02
+_LATER = Rule(limit=_LATER_LIMIT, join=0.0005, stretch=2.0, top=1.02)
 # A stretch between those of _TIGHT and _FLUSH. 0.04 %, 9 %
 _BETWEEN = Rule(limit=1.0, join=0.0005, stretch=1.5, top=1.002)
 # For runs of uneven heights and widths. 0.01 %, 2 %
@@ -60,6 +65,11 @@ class Candidate:
     rings_height: Floats  # [P] time in ns at which each rank finishes its rings
     rank_of: Ints  # [W] rank of each unsplit sequence
     height: Floats  # [P] time in ns at which each rank finishes all its work
+
+    @cached_property
+    def by_start(self) -> Ints:
+        """The rings in order of their start, [placed]."""
+        return ascending(self.rings.start[: self.placed].view(np.int64))  # bits of times: they are not negative
 
     @property
     def makespan(self) -> float:
@@ -97,23 +107,33 @@ def best_candidate(workload: Workload) -> Candidate:
 def rules_of(workload: Workload) -> tuple[Rule, ...]:
     """Select the rules of ring placement to try for a step, in the order in which they are tried."""
     lengths, ranks = workload.lengths, workload.ranks
-    split = int((lengths > ranks.holds.min()).sum())
-    unsplit_work = float(np.cumsum(np.append(0.0, workload.times[split:]))[-1])
-    rules: tuple[Rule, ...] = _EVEN if unsplit_work > _MUCH * workload.work else _EVEN[::-1]
-
-    # The smallest degrees at which the longest sequence takes at most the bound, and at most 2 % more.
-    tokens, most = float(lengths[0]), int((ranks.slow == ranks.slow.min()).sum())
-    limits = workload.bound * 1.0001, workload.bound * _LATER.limit
-    now, later = (
-        least_degree(workload.rates, tokens, 1, most, ranks.node, ranks.overhead_per_token, limit) for limit in limits
-    )
-    if later < _FEWER * (now or most):
+    few_unsplit, later = _asks(workload.rates, lengths, workload.times, workload.bound, ranks)
+    rules: tuple[Rule, ...] = _EVEN[::-1] if few_unsplit else _EVEN
+    if later:
         rules = (*rules, _LATER)
 
     if len(lengths) >= LARGE:
         return rules
     few = len(lengths) <= _FEW_PER_RANK * len(ranks.slow)
     return rules + _MORE + _FOR_FEW if few or ranks.slow.max() > 1.0 else rules + _MORE
+
+
+@njit
+def _asks(rates: Rates, lengths: Ints, times: Floats, bound: float, ranks: Ranks) -> tuple[bool, bool]:
+    """Return whether few sequences are unsplit, and whether _LATER is tried."""
+    least, slow, most = ranks.holds.min(), ranks.slow.min(), 0
+    for rank in range(len(ranks.slow)):
+        most += int(ranks.slow[rank] == slow)
+    work = unsplit = 0.0
+    for at in range(len(lengths)):
+        work += times[at]
+        if lengths[at] <= least:
+            unsplit += times[at]
+    # The smallest degrees at which the longest sequence takes at most the bound, and at most 2 % more.
+    tokens, node, overhead = float(lengths[0]), ranks.node, ranks.overhead_per_token
+    now = least_degree(rates, tokens, 1, most, node, overhead, bound * 1.0001)
+    later = least_degree(rates, tokens, 1, most, node, overhead, bound * _LATER_LIMIT)
+    return unsplit <= _MUCH * work, later < _FEWER * (now if now else most)
 
 
 def _even_out(workload: Workload, one: Candidate) -> None:
@@ -125,14 +145,24 @@ def _even_out(workload: Workload, one: Candidate) -> None:
 def free_plan(workload: Workload, best: Candidate, settings: PlanSettings) -> StepPlan:
     """Build the plan of a candidate: rings in order of their start, then micro-batches of unsplit sequences."""
     rings, placed, lengths = best.rings, best.placed, workload.lengths
-    group = np.empty(len(lengths), dtype=np.int64)
-    group[np.argsort(rings.start[:placed], kind="stable")] = np.arange(placed)
-    group[placed:] = placed + pack(lengths[placed:], best.rank_of, settings.capacities)
-    ring = joined_ring(lengths, best, settings.capacities)
-    group[placed:][ring >= 0] = group[ring[ring >= 0]]
+    packed = pack(lengths[placed:], best.rank_of, settings.capacities)
+    group = _groups(best.by_start, packed, joined_ring(lengths, best, settings.capacities))
     first = rings.first.copy()
     first[placed:] = best.rank_of
     return build_plan(workload, uncut(workload, group), rings.degree, first, settings)
+
+
+@njit
+def _groups(by_start: Ints, packed: Ints, joined: Ints) -> Ints:
+    """Number the groups: rings in order of their start, then micro-batch packed [W] of each rank; returns those of all
+    sequences, [S]. Those that join a ring, joined [W], if it is not -1, are in its group."""
+    placed = len(by_start)
+    group = np.empty(placed + len(packed), np.int64)
+    for number in range(placed):
+        group[by_start[number]] = number
+    for at in range(len(packed)):
+        group[placed + at] = group[joined[at]] if joined[at] >= 0 else placed + packed[at]
+    return group
 
 
 def joined_ring(lengths: Ints, best: Candidate, holds: Ints) -> Ints:
@@ -142,15 +172,28 @@ def joined_ring(lengths: Ints, best: Candidate, holds: Ints) -> Ints:
     no member waits for another one's unsplit sequences, and that each member has enough capacity left for all its
     unsplit sequences. `lengths` [S] are in the workload's order; `holds` [P] is the capacity of each rank.
     """
-    rings, placed = best.rings, best.placed
-    degree, tokens = rings.degree[:placed], lengths[placed:]
-    by_start = np.argsort(rings.start[:placed], kind="stable")
-    degree_by_start = degree[by_start]
-    members = np.repeat(rings.first[by_start] - np.cumsum(degree_by_start) + degree_by_start, degree_by_start)
-    last = np.full(len(holds), -1, dtype=np.int64)  # [P] the last ring of each rank: later ones overwrite earlier ones
-    last[members + np.arange(len(members))] = np.repeat(by_start, degree_by_start)
-    packed = np.bincount(best.rank_of, weights=tokens, minlength=len(holds)).astype(np.int64)
-    shard = np.append(-(-lengths[:placed] // degree), 0)  # the last entry is for ranks without a ring
-    fits = (last >= 0) & (packed + shard[last] <= holds)
-    all_fit = np.bincount(last[fits], minlength=placed) == degree
-    return np.where(np.append(all_fit, False)[last], last, -1)[best.rank_of]
+    rings = best.rings
+    return _joined_ring(lengths, rings.degree, rings.first, best.by_start, best.rank_of, holds)
+
+
+@njit
+def _joined_ring(lengths: Ints, degree: Ints, first: Ints, by_start: Ints, rank_of: Ints, holds: Ints) -> Ints:
+    """Compiled part of `joined_ring`. `by_start` lists the rings in order of their start."""
+    ranks, placed = len(holds), len(by_start)
+    last = np.full(ranks, -1)  # by rank: its last ring
+    for ring in by_start:
+        last[first[ring] : first[ring] + degree[ring]] = ring
+    tokens = np.zeros(ranks, np.int64)  # of unsplit sequences
+    for at in range(len(rank_of)):
+        tokens[rank_of[at]] += lengths[placed + at]
+    fit = np.zeros(placed, np.int64)  # by ring: members of which it is the last ring, with enough capacity left
+    for rank in range(ranks):
+        ring = last[rank]
+        if ring >= 0 and tokens[rank] - (-lengths[ring] // degree[ring]) <= holds[rank]:
+            fit[ring] += 1
+    joined = np.full(len(rank_of), -1)
+    for at in range(len(rank_of)):
+        ring = last[rank_of[at]]
+        if ring >= 0 and fit[ring] == degree[ring]:
+            joined[at] = ring
+    return joined

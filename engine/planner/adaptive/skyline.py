@@ -42,7 +42,7 @@ from engine.planner.adaptive.runs import (
     wake,
 )
 from engine.planner.adaptive.workload import Ranks
-from engine.planner.time.bound import fastest, least_degree, ring_time
+from engine.planner.time.bound import fastest, least_degree, least_degree_near, ring_time
 from engine.units import Floats, Ints
 
 _SPARE = 4  # most ranks that a ring takes in addition to those that it needs, to use up a run
@@ -83,15 +83,23 @@ def place_rings(
     the rings' times to `height` [P]. With offload, a rank takes `gain` [S] times as many tokens of a sequence as its
     capacity. The times of `rule` are in ns (`Rule.in_ns`).
     """
-    sky = empty_sky(height, len(lengths), rule.tries)
+    return _place_rings(rates, lengths, gain, ranks, rule, rings, height, empty_sky(height, len(lengths), rule.tries))
+
+
+@njit_in_place
+def _place_rings(
+    rates: Rates, lengths: Ints, gain: Floats, ranks: Ranks, rule: Rule, rings: Rings, height: Floats, sky: Sky
+) -> int:
+    """`place_rings`, on an empty skyline over `height`."""
     find_runs(sky, ranks)
     best, small, slowest = _best_rank(ranks), int(np.argmin(ranks.holds)), ranks.slow.max()
     alike = ranks.slow.min() == slowest and ranks.holds.max() == ranks.holds[small]
+    wide = 1
     for at in range(len(lengths)):
         tokens = float(lengths[at])
         if lengths[at] <= ranks.holds[small] and _ring_time(rates, tokens, 1, ranks) * slowest <= rule.limit:
             return at
-        wide = _degree(rates, tokens, gain[at], best, ranks.slow[best], ranks, rule.limit)
+        wide = _degree(rates, tokens, gain[at], best, ranks.slow[best], ranks, rule.limit, wide)
         if wide < sky.counts[NEEDED]:
             wake(sky, wide)
         run, need, stop = _choose(rates, tokens, gain[at], wide, best, sky, ranks, rule)
@@ -99,7 +107,7 @@ def place_rings(
         over, first, begin, end = 0, 0, 0.0, np.inf
         if not on_run:
             # No run is wide enough, or other ranks could be faster: try neighbours of any height, speed and capacity.
-            over = _degree(rates, tokens, gain[at], small, slowest, ranks, rule.limit)
+            over = _degree(rates, tokens, gain[at], small, slowest, ranks, rule.limit, wide)
             first = _lowest_window(height, over)
             begin = height[first : first + over].max()
             end = begin + _ring_time(rates, tokens, over, ranks) * ranks.slow[first : first + over].max()
@@ -132,7 +140,7 @@ def _choose(
             continue  # out of date: it was joined with another run
         need = wide
         if not same_kind(ranks, a, best):
-            need = _degree(rates, tokens, gain, a, ranks.slow[a], ranks, rule.limit)
+            need = _degree(rates, tokens, gain, a, ranks.slow[a], ranks, rule.limit, wide)
         wider = _widened(rates, tokens, need, ranks, (rule.top - sky.height[a]) / ranks.slow[a])
         if width % need != 0 or wider > width:
             a, width = join(sky, ranks, a, rule.join)
@@ -246,16 +254,18 @@ def _ring_time(rates: Rates, tokens: float, degree: int, ranks: Ranks) -> float:
 
 
 @njit_in_place
-def _degree(rates: Rates, tokens: float, gain: float, like: int, slow: float, ranks: Ranks, limit: float) -> int:
+def _degree(
+    rates: Rates, tokens: float, gain: float, like: int, slow: float, ranks: Ranks, limit: float, near: int
+) -> int:
     """Smallest degree at which a ring fits in memory and takes at most `limit` ns; the fastest degree if none does.
 
     All its ranks are `slow` times slower than full speed and have the capacity of rank `like`, with offload times
-    `gain`.
+    `gain`. It is found faster if it is `near`.
     """
     most, node, overhead = len(ranks.slow), ranks.node, ranks.overhead_per_token
     holds = max(ranks.holds[like], min(ranks.most[like], int(ranks.holds[like] * gain)))
     least = min(max(1, int(-(-tokens // holds))), most)
-    found = least_degree(rates, tokens, least, most, node, overhead, limit / slow)
+    found = least_degree_near(rates, tokens, least, most, node, overhead, limit / slow, near)
     if found:
         return found
     best = fastest(rates, tokens, least, min(node, most), node, overhead) if least < node else least

@@ -5,15 +5,17 @@ Letters: S sequences, P ranks. Times in ns, sizes in tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from engine.compiled import njit
 from engine.cost.times import Rates, unsplit_times
 from engine.planner import ratios
+from engine.planner.plan.rows import ascending
 from engine.planner.settings import PlanSettings
-from engine.planner.time.bound import bound, kinds_of
+from engine.planner.time.bound import bound
 from engine.units import Floats, Ints
 
 
@@ -37,7 +39,8 @@ class Workload:
     order: Ints  # [S]
     lengths: Ints  # [S]
     least_degrees: Ints  # [S] smallest ring degree on the ranks of the largest capacity, with offload
-    times: Floats  # [S] ns if unsplit; if `first` is 0, with the sequence's part of a micro-batch's fixed cost
+    unsplit: Ints  # [S] ns if unsplit
+    times: Floats  # [S] the same; if `first` is 0, with the sequence's part of a micro-batch's fixed cost
     gain: Floats  # [S] factor by which offload multiplies a rank's capacity for the sequence; 1 without offload
     rates: Rates
     ranks: Ranks
@@ -50,29 +53,56 @@ class Workload:
         return float(np.cumsum(self.times)[-1])
 
 
-def workload_of(lengths: Ints, settings: PlanSettings) -> Workload:
-    """Compute the costs and the lower bound of a step of sequences of `lengths` [S]."""
-    order = np.argsort(-lengths, kind="stable")
-    lengths, rates, holds = lengths[order], settings.costs.rates, settings.capacities
-    gain, most = np.ones(len(lengths)), holds
+def workload_of(lengths: Ints, settings: PlanSettings, other: Workload | None = None) -> Workload:
+    """Compute the costs and the lower bound of a step of sequences of `lengths` [S].
+
+    `other` is the workload of the same step with other settings for offload, if it is known: what is the same in both
+    is not computed again.
+    """
+    rates, holds, largest = settings.costs.rates, settings.capacities, settings.largest_capacity
+    if other is None:
+        order = ascending(-lengths)
+        lengths = lengths[order]
+        unsplit = unsplit_times(rates, lengths)
+    else:
+        order, lengths, unsplit = other.order, other.lengths, other.unsplit
+    most = holds
     if settings.offload and settings.costs.layers > 2:  # two layers' activations always stay on the device
-        gain, most = ratios.gain(lengths, settings), ratios.most_tokens(settings)
-    largest = int(holds.max())
-    held = np.maximum(largest, np.minimum(most.max(), (largest * gain).astype(np.int64)))
-    least_degrees = -(-lengths // held)
+        most = settings.largest_shards
+        gain = ratios.gain(lengths, settings)
+        least_degrees = _degrees(lengths, gain, largest, int(most.max()))
+    else:
+        gain = np.ones(len(lengths))
+        least_degrees = _degrees(lengths, gain, largest, largest)
+    if other is not None and np.array_equal(least_degrees, other.least_degrees):
+        if np.array_equal(holds, other.ranks.holds):  # the largest capacity gives the same bound
+            return replace(other, gain=gain, ranks=other.ranks._replace(most=most))
 
     # A micro-batch's fixed cost is charged to its tokens as if it were full. If the step has less than one full
     # micro-batch per rank, it is also charged once per rank. Both give lower bounds, and the larger one is used.
-    slow, node = 100.0 / settings.cluster.speed, settings.cluster.largest_node
-    overhead, first = rates.micro / largest, 0.0
-    low = bound(rates, lengths, least_degrees, overhead, 0.0, node, kinds_of(slow))
-    times = unsplit_times(rates, lengths) + overhead * lengths
+    node, overhead, first = settings.cluster.largest_node, rates.micro / largest, 0.0
+    low = bound(rates, lengths, least_degrees, overhead, 0.0, node, settings.kinds)
     if int(lengths.sum()) < len(holds) * largest:
-        once = bound(rates, lengths, least_degrees, 0.0, rates.micro, node, kinds_of(slow))
+        once = bound(rates, lengths, least_degrees, 0.0, rates.micro, node, settings.kinds)
         if once > low:
-            low, times, overhead, first = once, unsplit_times(rates, lengths) + 0.0, np.inf, rates.micro
-    ranks = Ranks(holds, most, slow, node, overhead)
-    return Workload(order, lengths, least_degrees, times, gain, rates, ranks, first, low)
+            low, overhead, first = once, np.inf, rates.micro
+    times = unsplit + (0.0 if first else overhead) * lengths
+    ranks = Ranks(holds, most, settings.slow, node, overhead)
+    return Workload(order, lengths, least_degrees, unsplit, times, gain, rates, ranks, first, low)
+
+
+@njit
+def _degrees(lengths: Ints, gain: Floats, largest: int, most: int) -> Ints:
+    """The smallest degree at which each sequence fits on ranks of capacity `largest`, [S].
+
+    With offload, a rank takes `gain` [S] times as many tokens of a sequence as its capacity, but at most `most`.
+    """
+    degrees = np.ones(len(lengths), np.int64)
+    for at in range(len(lengths)):
+        if lengths[at] > largest:
+            held = max(largest, min(most, int(largest * gain[at])))
+            degrees[at] = -(-lengths[at] // held)
+    return degrees
 
 
 def lower_bound(lengths: Ints, settings: PlanSettings) -> float:

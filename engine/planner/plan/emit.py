@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.compiled import njit
+from engine.compiled import njit, njit_in_place
 from engine.errors import PlanError
 from engine.planner.plan.gangs import components, numbered
 from engine.planner.plan.order import one_f_one_b
@@ -91,11 +91,11 @@ def build(name: str, mode: str, ranks: int, capacity: int, placed: Placement, st
     if group.min() < 0:
         raise PlanError(0, f"a group has the number {group.min()}")
 
-    groups, degrees = int(group.max()) + 1, np.diff(ring_start)
+    groups = int(group.max()) + 1
     if mode == "lockstep":  # one micro-batch per rank and slot
         micro_start = np.arange(ranks + 1) * groups
         micro_group = np.arange(ranks * groups) % groups
-        shard_micro = ring_ranks * groups + np.repeat(group, degrees)
+        shard_micro = ring_ranks * groups + np.repeat(group, np.diff(ring_start))
     else:
         sequences = grouped(group, groups)[1]
         shard_micro, micro_start, micro_group = _by_group(group, groups, sequences, ring_start, ring_ranks, ranks)
@@ -105,7 +105,7 @@ def build(name: str, mode: str, ranks: int, capacity: int, placed: Placement, st
     global_order = grouped(micro_group, groups + 1)[1]  # ranks ascend in each group
     most_offload = np.zeros(micro_batches, dtype=np.int64)
     if offload is not None:
-        np.maximum.at(most_offload, shard_micro, np.repeat(offload, degrees))
+        _raise_to(most_offload, offload, ring_start, shard_micro)
     return StepPlan(
         planner=name,
         mode=mode,
@@ -155,3 +155,12 @@ def _by_group(
             shard_micro[shard] += micro_start[ring_ranks[shard]]
             micro_group[shard_micro[shard]] = group[sequence]
     return shard_micro, micro_start, micro_group
+
+
+@njit_in_place
+def _raise_to(most: Ints, offload: Ints, ring_start: Ints, shard_micro: Ints) -> None:
+    """Raise the entry of each micro-batch in `most` [M] to those of its slices in `offload` [S]."""
+    for at in range(len(offload)):
+        if offload[at] > 0:
+            for shard in range(ring_start[at], ring_start[at + 1]):
+                most[shard_micro[shard]] = max(most[shard_micro[shard]], offload[at])

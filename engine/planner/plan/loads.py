@@ -56,12 +56,8 @@ def peers(plan: StepPlan) -> Ints:
     hops = [plan.next_shard] + [plan.mates(turn) for turn in range(1, largest)]
     if largest > 1:  # expert counts go to the next part
         hops.append(plan.hops(np.ones_like(plan.team)))
-    near = []
-    for hop in hops:
-        source = np.empty_like(hop)
-        source[hop] = plan.ring_ranks
-        near += [plan.ring_ranks[hop], source]
-    return _peers(plan.micro_start, plan.shard_start, plan.shard_order, np.stack(near))
+    near = _near(np.stack(hops), plan.ring_ranks)
+    return _peers(plan.micro_start, plan.shard_start, plan.shard_order, near)
 
 
 class InFlight(NamedTuple):
@@ -268,14 +264,27 @@ def _micro_loads(
 
 
 @njit
+def _near(hops: Ints, ring_ranks: Ints) -> Ints:
+    """Return the ranks that each shard is sent to, and received from, in each of `hops` [H, K]: [K, 2H]."""
+    near = np.empty((len(ring_ranks), 2 * len(hops)), np.int64)
+    for number in range(len(hops)):
+        for shard in range(len(ring_ranks)):
+            following = hops[number, shard]
+            near[shard, 2 * number] = ring_ranks[following]
+            near[following, 2 * number + 1] = ring_ranks[shard]
+    return near
+
+
+@njit
 def _peers(micro_start: Ints, shard_start: Ints, shard_order: Ints, near: Ints) -> Ints:
-    """Count the peers of each rank, [P]: the rank of shard k exchanges messages with the ranks near[:, k]."""
+    """Count the peers of each rank, [P]: the rank of shard k exchanges messages with the ranks near[k]."""
     ranks = len(micro_start) - 1
     counted_by = np.full(ranks, -1)  # by peer: the last rank that counted it
     count = np.zeros(ranks, np.int64)
     for rank in range(ranks):
         for place in range(shard_start[micro_start[rank]], shard_start[micro_start[rank + 1]]):
-            for peer in near[:, shard_order[place]]:
+            for number in range(near.shape[1]):
+                peer = near[shard_order[place], number]
                 if peer != rank and counted_by[peer] != rank:
                     counted_by[peer] = rank
                     count[rank] += 1

@@ -40,7 +40,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from engine.compiled import njit
+from engine.compiled import njit, njit_in_place
 from engine.errors import PlanError
 from engine.planner.plan.rows import grouped
 from engine.planner.plan.step_plan import StepPlan
@@ -178,9 +178,7 @@ def node_order(plan: StepPlan) -> Ints:
     """
     # Note: [plans whose order is known]. Any other plan is sorted by Kahn's algorithm.
     if plan.mode != "pipeline":
-        ascends = np.diff(plan.gang) > 0
-        ascends[plan.micro_start[1:-1] - 1] = True  # between two ranks
-        if ascends.all():
+        if _gangs_ascend(plan.gang, plan.micro_start):
             return np.arange(2 * plan.gangs)
     else:
         place = np.arange(plan.micro_batches) - plan.micro_start[plan.micro_rank]
@@ -201,6 +199,16 @@ def node_order(plan: StepPlan) -> Ints:
         named = ", ".join(map(str, gangs_[:3])) + (", ..." if len(gangs_) > 3 else "")
         raise PlanError(4, f"gangs {named} wait for each other: the order of their passes has a cycle")
     return order
+
+
+@njit_in_place
+def _gangs_ascend(gang: Ints, micro_start: Ints) -> bool:
+    """Whether the gangs of each rank's micro-batches ascend."""
+    for rank in range(len(micro_start) - 1):
+        for micro in range(micro_start[rank] + 1, micro_start[rank + 1]):
+            if gang[micro] <= gang[micro - 1]:
+                return False
+    return True
 
 
 def _ascends(position: Ints) -> bool:

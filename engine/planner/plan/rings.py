@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.compiled import njit
 from engine.units import Ints
 
 
@@ -27,17 +28,22 @@ def folded(first: int, degree: int, ranks: int) -> Ints:
     return (first + np.concatenate([offsets[::2], offsets[1::2][::-1]])) % ranks
 
 
+@njit
 def all_folded(first: Ints, degree: Ints) -> tuple[Ints, Ints]:
-    """Vectorised `folded` for S rings with first ranks `first` [S] and degrees `degree` [S].
+    """`folded` for S rings with first ranks `first` [S] and degrees `degree` [S].
 
     The rings must not wrap around after the last rank.
     Returns where each ring begins, [S + 1], and the ranks of all rings, [K].
     """
-    start = np.concatenate([[0], np.cumsum(degree)])
-    ring = np.repeat(np.arange(len(degree)), degree)
-    part = np.arange(start[-1]) - start[:-1][ring]
-    out = part < (degree[ring] + 1) // 2
-    return start, first[ring] + np.where(out, 2 * part, 2 * (degree[ring] - part) - 1)
+    start = np.zeros(len(degree) + 1, np.int64)
+    for ring in range(len(degree)):
+        start[ring + 1] = start[ring] + degree[ring]
+    ranks = np.empty(start[-1], np.int64)
+    for ring in range(len(degree)):
+        for part in range(degree[ring]):
+            offset = 2 * part if 2 * part < degree[ring] else 2 * (degree[ring] - part) - 1
+            ranks[start[ring] + part] = first[ring] + offset
+    return start, ranks
 
 
 def least_busy(load: Ints, degree: int) -> int:

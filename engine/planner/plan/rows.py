@@ -38,6 +38,18 @@ def row_of_each(start: Ints) -> Ints:
 
 
 @njit
+def hops(start: Ints, steps: Ints) -> Ints:
+    """Return for each item the one that is steps[i] places further in its row i, around its end, [start[-1]]."""
+    further = np.arange(start[-1])
+    for row in range(len(start) - 1):
+        first, size = start[row], start[row + 1] - start[row]
+        if size > 1:
+            for item in range(first, start[row + 1]):
+                further[item] = first + (item - first + steps[row]) % size
+    return further
+
+
+@njit
 def ascending(keys: Ints) -> Ints:
     """Return the order in which `keys` [N] ascend; equal keys keep their order. For keys whose differences fit 63 bits.
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.planner.plan.rows import row_of_each
+from engine.planner.plan.rows import hops, row_of_each
 from engine.readers import parse_line
 from engine.units import PPM, Bools, Ints
 
@@ -174,8 +174,7 @@ class StepPlan:
 
     def hops(self, parts: Ints) -> Ints:
         """Return for each shard the one that is parts[s] places further in the ring of its slice s, [K]."""
-        first, degree = self.ring_start[self.shard_slice], self.degrees[self.shard_slice]
-        return first + (np.arange(len(self.ring_ranks)) - first + parts[self.shard_slice]) % degree
+        return hops(self.ring_start, parts)
 
     def mates(self, turn: int) -> Ints:
         """Return for each shard the one `turn` places further in its team, [K]; itself if the team is not larger."""

@@ -22,17 +22,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.compiled import njit
 from engine.errors import PlanError
 from engine.planner.plan import loads
 from engine.planner.plan.gangs import components
 from engine.planner.plan.order import node_order, out_of_order
 from engine.planner.plan.rows import first_out_of_range, first_short_row, first_true
 from engine.planner.plan.step_plan import StepPlan
+from engine.planner.proof.checks import (
+    above,
+    crossed_shard,
+    differs_within_gang,
+    duplicate_in_row,
+    gap_before,
+    not_of_label,
+    not_once,
+    on_other_rank,
+    out_of_slot,
+    uneven_team,
+)
 from engine.planner.settings import PlanSettings
 from engine.units import Ints
 
 _MODES = ("free", "lockstep", "pipeline")
+_INT64 = np.dtype(np.int64)
 _MOST_TOKENS = 2**35  # in a step: products of tokens, layers and ppm stay below 2**63
 
 
@@ -59,7 +71,7 @@ def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
     if plan.stages != 1 and plan.mode != "pipeline":
         raise PlanError(0, f"{plan.mode} mode has no stages, but the plan has {plan.stages}")
     for name, array in plan.arrays().items():
-        if array.ndim != 1 or array.dtype != np.int64:
+        if array.ndim != 1 or array.dtype != _INT64:
             raise PlanError(0, f"{name} is not a one-dimensional array of 64-bit integers")
     slices, shards, micro_batches = len(plan.lengths), len(plan.ring_ranks), len(plan.gang)
     if slices == 0:
@@ -75,14 +87,14 @@ def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
     _check_range("offload", plan.offload, micro_batches, 0, settings.offload + 1)
     passes = 2 * plan.stages * int(np.diff(plan.micro_start).max()) if plan.mode == "pipeline" else 0
     _check_range("passes", plan.passes, passes, 0, passes)
-    if len(np.unique(plan.passes)) != passes:
+    if not_once(plan.passes) >= 0:
         raise PlanError(0, "passes does not list every pass once")
     _check_range("before", plan.before, slices, 0, _MOST_TOKENS)
     _check_range("team", plan.team, slices, 1, plan.ranks + 1)
-    at = first_true(plan.degrees % plan.team != 0)
+    at = uneven_team(plan.ring_start, plan.team)
     if at >= 0:
         raise PlanError(0, f"slice {at} has a ring of {plan.degrees[at]} ranks in teams of {plan.team[at]}")
-    if int(plan.lengths.sum()) > _MOST_TOKENS:
+    if plan.lengths.sum() > _MOST_TOKENS:
         raise PlanError(0, f"the plan has {plan.lengths.sum()} tokens, but a step has at most {_MOST_TOKENS}")
 
 
@@ -93,22 +105,20 @@ def rule_1_every_token_once(plan: StepPlan) -> None:
     (schedule.chunk_start) that covers each token once. So it is enough that each shard is in exactly one micro-batch,
     and that this micro-batch runs on the rank that holds the shard in its ring.
     """
-    ends = np.concatenate([[0], (plan.before + plan.lengths)[:-1]])
-    at = first_true((plan.before != 0) & (plan.before != ends))
+    at = gap_before(plan.before, plan.lengths)
     if at >= 0:
-        raise PlanError(
-            1, f"slice {at} starts at token {plan.before[at]} of its sequence, the one before ends at {ends[at]}"
-        )
-    times = np.bincount(plan.shard_order, minlength=len(plan.shard_order))
-    shard = first_true(times != 1)
+        end = plan.before[at - 1] + plan.lengths[at - 1] if at else 0
+        message = f"slice {at} starts at token {plan.before[at]} of its sequence, the one before ends at {end}"
+        raise PlanError(1, message)
+    shard = not_once(plan.shard_order)
     if shard >= 0:
-        sequence = plan.slice_sequence[plan.shard_slice[shard]]
-        raise PlanError(1, f"shard {shard} of sequence {sequence} is in {times[shard]} micro-batches, not in one")
-    runs_on = plan.micro_rank[plan.shard_micro]
-    shard = first_true(runs_on != plan.ring_ranks)
+        sequence, times = plan.slice_sequence[plan.shard_slice[shard]], int((plan.shard_order == shard).sum())
+        raise PlanError(1, f"shard {shard} of sequence {sequence} is in {times} micro-batches, not in one")
+    shard = on_other_rank(plan.micro_start, plan.shard_start, plan.shard_order, plan.ring_ranks)
     if shard >= 0:
         sequence, rank = plan.slice_sequence[plan.shard_slice[shard]], plan.ring_ranks[shard]
-        raise PlanError(1, f"rank {runs_on[shard]} runs the shard of sequence {sequence} that belongs to rank {rank}")
+        runs_on = plan.micro_rank[plan.shard_micro[shard]]
+        raise PlanError(1, f"rank {runs_on} runs the shard of sequence {sequence} that belongs to rank {rank}")
 
 
 def rule_2_memory(plan: StepPlan, settings: PlanSettings) -> None:
@@ -117,21 +127,30 @@ def rule_2_memory(plan: StepPlan, settings: PlanSettings) -> None:
     With offload, the capacity bounds the tokens whose activations stay on the device (ByteScale, equation 3); the peak
     bytes count all tokens.
     """
-    costs, rank = settings.costs, plan.micro_rank
+    costs, offload, staged = settings.costs, plan.offload, plan.mode == "pipeline"
     tokens, buffers = loads.micro_loads(plan)
-    memory, offload = settings.cluster.memory, plan.offload
-    some = bool(offload.any())
-    staged = plan.mode == "pipeline"
-    _check_bound("holds {} tokens", costs.resident(tokens, offload) if some else tokens, settings.capacities, rank)
-    # If the largest one fits the smallest device even without offload, all fit.
-    if staged or costs.peak_bytes(tokens.max(), buffers.max()) > memory.min():
-        _check_bound("needs {} bytes", loads.peak_bytes(plan, costs), memory, rank)
-    if some:
-        host = np.full(plan.ranks, settings.host_memory)
-        away = costs.host_bytes(tokens, offload)
+    offloads = np.flatnonzero(offload)
+    resident = tokens
+    if len(offloads) > 0:
+        resident = tokens.copy()
+        resident[offloads] = costs.resident(tokens[offloads], offload[offloads])
+    _check_bound("holds {} tokens", resident, settings.capacities, plan)
+    if staged:
+        needed = loads.peak_bytes(plan, costs)
+    else:
+        # If every device holds the largest capacity, even without offload, only micro-batches above it may not fit.
+        least = settings.largest_capacity if settings.full_fits else 0
+        large, needed = np.flatnonzero(np.maximum(tokens, buffers) > least), np.zeros_like(tokens)
+        if len(large) > 0:
+            needed[large] = costs.peak_bytes(tokens[large], buffers[large], offload[large])
+    _check_bound("needs {} bytes", needed, settings.cluster.memory, plan)
+    if len(offloads) > 0:
         if staged:
             away = loads.host_bytes(plan, costs, loads.in_flight(plan, costs))
-        _check_bound("offloads {} bytes", away, host, rank)
+        else:
+            away = np.zeros_like(tokens)
+            away[offloads] = costs.host_bytes(tokens[offloads], offload[offloads])
+        _check_bound("offloads {} bytes", away, np.full(plan.ranks, settings.host_memory), plan)
 
 
 def rule_3_rings_and_gangs(plan: StepPlan) -> None:
@@ -148,10 +167,10 @@ def rule_3_rings_and_gangs(plan: StepPlan) -> None:
         sequence, rank = plan.slice_sequence[plan.shard_slice[shard]], plan.ring_ranks[shard]
         raise PlanError(3, f"rank {rank} appears twice in the ring of sequence {sequence}")
     label = components(plan.shard_micro, plan.ring_start, plan.micro_batches)
-    micro = first_true(plan.gang != plan.gang[label])
+    micro = not_of_label(plan.gang, label)
     if micro >= 0:
         raise PlanError(3, f"micro-batches {label[micro]} and {micro} share rings but are not in one gang")
-    micro = _differs_within_gang(plan, label)
+    micro = differs_within_gang(plan.gang, label)
     if micro >= 0:
         raise PlanError(3, f"gang {plan.gang[micro]} has micro-batches that no rings connect")
     micro = duplicate_in_row(plan.micro_start, plan.gang, plan.micro_batches)
@@ -175,7 +194,7 @@ def rule_4_no_deadlock(plan: StepPlan) -> None:
 def rule_5_slots(plan: StepPlan) -> None:
     """In lockstep mode all ranks have the same slots, in order, and each gang is in one. Other modes have no slots."""
     if plan.mode != "lockstep":
-        micro = first_true(plan.slot != -1)
+        micro = first_out_of_range(plan.slot, -1, 0)
         if micro >= 0:
             raise PlanError(5, f"micro-batch {micro} has slot {plan.slot[micro]} in {plan.mode} mode")
         return
@@ -183,10 +202,10 @@ def rule_5_slots(plan: StepPlan) -> None:
     rank = first_true(counts != counts[0])
     if rank >= 0:
         raise PlanError(5, f"rank {rank} has {counts[rank]} slots, rank 0 has {counts[0]}")
-    micro = first_true(plan.slot != np.arange(plan.micro_batches) - plan.micro_start[plan.micro_rank])
+    micro = out_of_slot(plan.slot, plan.micro_start)
     if micro >= 0:
         raise PlanError(5, f"rank {plan.micro_rank[micro]} has slot {plan.slot[micro]} out of order")
-    micro = _differs_within_gang(plan, plan.slot)
+    micro = differs_within_gang(plan.gang, plan.slot)
     if micro >= 0:
         raise PlanError(5, f"gang {plan.gang[micro]} is in more than one slot")
 
@@ -225,6 +244,8 @@ def rule_7_peers(plan: StepPlan, most: int) -> None:
 
 def _changes_ring(plan: StepPlan) -> int:
     """Return the first slice whose ring is not that of the slice that it continues, or -1."""
+    if plan.sequences == plan.slices:
+        return -1
     later = np.flatnonzero(plan.before > 0)
     changes = plan.degrees[later] != plan.degrees[later - 1]
     if not changes.any():
@@ -232,54 +253,6 @@ def _changes_ring(plan: StepPlan) -> int:
         differs = plan.ring_ranks[shard] != plan.ring_ranks[shard - plan.degrees[plan.shard_slice[shard]]]
         return int(plan.shard_slice[shard[differs][0]]) if differs.any() else -1
     return int(later[changes][0])
-
-
-@njit
-def duplicate_in_row(start: Ints, values: Ints, end: int) -> int:
-    """Return the first index of a value that occurs earlier in the same row, or -1.
-
-    Row i is values[start[i] : start[i + 1]]; values must be in 0 .. end - 1.
-    """
-    latest = np.full(end, -1)  # by value: the last row with this value
-    for row in range(len(start) - 1):
-        for place in range(start[row], start[row + 1]):
-            if latest[values[place]] == row:
-                return place
-            latest[values[place]] = row
-    return -1
-
-
-@njit
-def crossed_shard(
-    next_shard: Ints, ring_ranks: Ints, shard_order: Ints, shard_micro: Ints, ranks: int
-) -> tuple[int, int]:
-    """Return the first shard that its micro-batch sends after one that the receiver expects later, or -1, and the turn.
-
-    Shard k is sent to the ranks of the shards next_shard[:, k], one for each turn, all at once. `shard_order` lists
-    shards in the order in which micro-batches send them. So for a micro-batch and each of its receivers, the places at
-    which the receiver has the next shards must ascend.
-    """
-    place = np.empty(len(shard_order), np.int64)
-    for at in range(len(shard_order)):
-        place[shard_order[at]] = at
-    sender, latest = np.full(ranks, -1), np.zeros(ranks, np.int64)  # by receiver: the micro-batch of `latest`
-    for shard in shard_order:
-        for turn in range(len(next_shard)):
-            following = next_shard[turn, shard]
-            if following == shard:
-                continue
-            source, target = shard_micro[shard], ring_ranks[following]
-            if sender[target] == source and place[following] < latest[target]:
-                return shard, turn
-            sender[target], latest[target] = source, place[following]
-    return -1, 0
-
-
-def _differs_within_gang(plan: StepPlan, values: Ints) -> int:
-    """Return the first micro-batch whose entry in `values` [M] is not that of the first one in its gang, or -1."""
-    of_gang = np.empty(plan.gangs, dtype=np.int64)
-    of_gang[plan.gang[::-1]] = values[::-1]  # so the first micro-batch of each gang remains
-    return first_true(of_gang[plan.gang] != values)
 
 
 def _check_rows(name: str, start: Ints, rows: int, end: int, least: int) -> None:
@@ -301,12 +274,12 @@ def _check_range(name: str, values: Ints, size: int, low: int, high: int) -> Non
         raise PlanError(0, f"{name}[{at}] is {values[at]}")
 
 
-def _check_bound(action: str, values: Ints, bounds: Ints, rank: Ints) -> None:
+def _check_bound(action: str, values: Ints, bounds: Ints, plan: StepPlan) -> None:
     """Raise PlanError(2) for a micro-batch whose entry in `values` [M] is above its rank's entry in `bounds` [P].
 
-    `rank` [M] is the rank of each micro-batch; `action` formats the value for the message.
+    `action` formats the value for the message.
     """
-    micro = first_true(values > bounds[rank])
+    micro = above(values, bounds, plan.micro_start)
     if micro >= 0:
-        amount, most = action.format(values[micro]), bounds[rank[micro]]
-        raise PlanError(2, f"rank {rank[micro]} {amount} in micro-batch {micro}, above {most}")
+        amount, rank = action.format(values[micro]), plan.micro_rank[micro]
+        raise PlanError(2, f"rank {rank} {amount} in micro-batch {micro}, above {bounds[rank]}")

@@ -65,6 +65,21 @@ def least_degree(rates: Rates, tokens: float, floor: int, most: int, node: int, 
 
 
 @njit_in_place
+def least_degree_near(
+    rates: Rates, tokens: float, floor: int, most: int, node: int, per_token: float, limit: float, near: int
+) -> int:
+    """Return `least_degree`, at once if it is `near`: sequences of similar length have the same one."""
+    if not floor < near <= most or ring_time(rates, tokens, near, node, per_token) > limit:
+        return least_degree(rates, tokens, floor, most, node, per_token, limit)
+    first = node + 1 if near > node else floor  # the least degree of the range in which times fall, and then rise
+    found = near == first or ring_time(rates, tokens, near - 1, node, per_token) > limit
+    if found and near > node >= floor:  # then no ring inside a node may be fast enough: the largest is the fastest one
+        last = ring_time(rates, tokens, node, node, per_token)
+        found = last > limit and (node == floor or ring_time(rates, tokens, node - 1, node, per_token) > last)
+    return near if found else least_degree(rates, tokens, floor, most, node, per_token, limit)
+
+
+@njit_in_place
 def fastest(rates: Rates, tokens: float, low: int, high: int, node: int, per_token: float) -> int:
     """Return the fastest degree in low .. high, which must all be inside a node or all beyond it."""
     while low < high:
@@ -117,18 +132,22 @@ def bound(rates: Rates, lengths: Ints, floors: Ints, per_token: float, first: fl
     times = np.zeros(count)  # the longest time on such a ring, over all kinds
     for kind in range(last + 1):
         slow, own = kinds.slow[kind], _slowed(rates, kinds.slow[kind])
+        degree, power = 0, 0.0
         for at in range(count):
             time = ring_time(own, float(lengths[at]), floors[at], node, per_token * slow)
             times[at] = max(times[at], time)
             if floors[at] <= kinds.upto[kind]:
-                works[at] = min(works[at], time * _power(kinds, floors[at], kind))
-    rest = np.append(np.cumsum(works[::-1])[::-1], 0.0)  # the work of all sequences from here on
-    peak = np.zeros(count + 1)  # the longest time of all sequences from here on
+                if floors[at] != degree:
+                    degree, power = floors[at], _power(kinds, floors[at], kind)
+                works[at] = min(works[at], time * power)
+    # The work, and the longest time, of all sequences from here on.
+    rest, peak = np.zeros(count + 1), np.zeros(count + 1)
     for at in range(count - 1, -1, -1):
-        peak[at] = max(peak[at + 1], times[at])
+        rest[at], peak[at] = rest[at + 1] + works[at], max(peak[at + 1], times[at])
     power = _power(kinds, kinds.upto[last], last)
     most = (rest[0] + first * kinds.upto[last]) / power
     low, high = rest[0] / power, max(most, peak[0] + first * kinds.slow[last])
+    degrees = np.zeros(last + 1, np.int64)
     while high - low > _TOLERANCE * high:
         middle = (low + high) / 2.0
         # Each rank spends `first` on its first micro-batch, or idles for that long, but no longer than T.
@@ -140,10 +159,13 @@ def bound(rates: Rates, lengths: Ints, floors: Ints, per_token: float, first: fl
             if peak[at] + first * kinds.slow[last] <= middle:  # this sequence and all that follow
                 work += rest[at]
                 break
+            if work > power * middle:
+                break
             if times[at] + first * kinds.slow[last] <= middle:
                 work += works[at]
             else:
-                work += _least_work(rates, float(lengths[at]), floors[at], per_token, first, node, kinds, middle)
+                tokens = float(lengths[at])
+                work += _least_work(rates, tokens, floors[at], per_token, first, node, kinds, middle, degrees)
         if work <= power * middle:
             high = middle
         else:
@@ -153,11 +175,19 @@ def bound(rates: Rates, lengths: Ints, floors: Ints, per_token: float, first: fl
 
 @njit_in_place
 def _least_work(
-    rates: Rates, tokens: float, floor: int, per_token: float, first: float, node: int, kinds: Kinds, limit: float
+    rates: Rates,
+    tokens: float,
+    floor: int,
+    per_token: float,
+    first: float,
+    node: int,
+    kinds: Kinds,
+    limit: float,
+    degrees: Ints,
 ) -> float:
     """Return the least work of a sequence on a ring that ends by `limit` ns; inf if no ring does.
 
-    Work is in ns on a full-speed rank.
+    Work is in ns on a full-speed rank. `degrees` [K] are those of a similar sequence for each kind; they are replaced.
     """
     least = np.inf
     for kind in range(len(kinds.slow)):
@@ -165,8 +195,10 @@ def _least_work(
         if floor > most:
             continue
         own = _slowed(rates, slow)
-        degree = least_degree(own, tokens, floor, most, node, per_token * slow, limit - first * slow)
+        ends = limit - first * slow
+        degree = least_degree_near(own, tokens, floor, most, node, per_token * slow, ends, degrees[kind])
         if degree > 0:
+            degrees[kind] = degree
             time = ring_time(own, tokens, degree, node, per_token * slow)
             least = min(least, time * _power(kinds, degree, kind))
     return least
