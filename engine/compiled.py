@@ -15,6 +15,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numba
 from numba import config
@@ -26,6 +27,7 @@ from engine.files import is_own
 _PACKAGES = ("cost", "planner")  # packages of the engine that define compiled functions
 _MODULES = ("units.py",)  # modules whose constants are frozen into compiled code
 _ENGINE = Path(__file__).parent
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _digest(engine: Path = _ENGINE) -> str:
@@ -90,6 +92,14 @@ _homes = [
 ]
 config.CACHE_DIR = str(_folder(_homes))  # type: ignore[attr-defined]
 njit = numba.njit(cache=True)
-# For functions that allocate no array. Without reference counts, which are atomic, those that pass many arrays on to
-# each other are several times as fast. numba refuses to compile them if they do allocate.
-njit_in_place = numba.njit(cache=True, _nrt=False)
+
+
+def njit_in_place(function: _Function) -> _Function:
+    """The `njit` of functions that allocate no array: it leaves out reference counts.
+
+    These are atomic, and functions that pass many arrays on to each other spend most of their time on them. numba
+    refuses to compile such a function if it does allocate an array.
+    """
+    options: dict[str, Any] = {"_nrt": False}
+    compiled: _Function = numba.njit(cache=True, **options)(function)
+    return compiled

@@ -24,14 +24,14 @@ class Cut(NamedTuple):
 
     sequence: Ints  # [N] ascending
     lengths: Ints  # [N] tokens
-    before: Ints  # [N] tokens of the earlier slices of its sequence
     number: Ints  # [N] its group
-    team: Ints  # [N] parts of its ring that form a team
+    before: Ints | None = None  # [N] tokens of the earlier slices of its sequence; none if no sequence is cut
+    team: Ints | None = None  # [N] parts of its ring that form a team; 1 if none
 
 
 def uncut(workload: Workload, number: Ints) -> Cut:
     """Return every sequence as one slice, in group number [S]."""
-    return Cut(np.arange(len(number)), workload.lengths, np.zeros_like(workload.lengths), number, np.ones_like(number))
+    return Cut(np.arange(len(number)), workload.lengths, number)
 
 
 def build_plan(workload: Workload, cut: Cut, degree: Ints, first: Ints, settings: PlanSettings) -> StepPlan:
@@ -41,13 +41,15 @@ def build_plan(workload: Workload, cut: Cut, degree: Ints, first: Ints, settings
     in the global order (emit.py). Each ring is folded over `degree` neighbouring ranks and gets the smallest offload
     ratio at which it fits in memory.
     """
-    if len(cut.sequence) == len(workload.order):  # no sequence is cut
-        back = np.empty_like(workload.order)
+    if cut.before is None:
+        sequence = back = np.empty_like(workload.order)
         back[workload.order] = cut.sequence
     else:
         back = ascending(workload.order[cut.sequence])
-    sequence, lengths = cut.sequence[back], cut.lengths[back]
+        sequence = cut.sequence[back]
+    lengths = cut.lengths[back]
     ring_start, ring_ranks = all_folded(first[sequence], degree[sequence])
     offload = ratios.of_rings(lengths, ring_start, ring_ranks, settings)
-    placement = Placement(lengths, cut.number[back], ring_start, ring_ranks, offload, cut.before[back], cut.team[back])
+    before, team = (None if of is None else of[back] for of in (cut.before, cut.team))
+    placement = Placement(lengths, cut.number[back], ring_start, ring_ranks, offload, before, team)
     return build("adaptive", settings.mode, settings.ranks, settings.capacity, placement, settings.stages)

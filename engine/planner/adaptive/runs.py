@@ -159,29 +159,17 @@ def wake(sky: Sky, need: int) -> None:
 
 
 @njit_in_place
-def _before(low: Floats, runs: Ints, i: int, j: int) -> bool:
-    """Whether heap entry `i` comes before entry `j`."""
-    return low[i] < low[j] or (low[i] == low[j] and runs[i, 0] < runs[j, 0])
-
-
-@njit_in_place
-def _swap(low: Floats, runs: Ints, i: int, j: int) -> None:
-    """Swap heap entries `i` and `j`."""
-    low[i], low[j] = low[j], low[i]
-    a, width = runs[i, 0], runs[i, 1]
-    runs[i, 0], runs[i, 1] = runs[j, 0], runs[j, 1]
-    runs[j, 0], runs[j, 1] = a, width
-
-
-@njit_in_place
 def push(sky: Sky, height: float, a: int, width: int) -> None:
     """Put run `a`, of this height and width, on the heap."""
     low, runs, at = sky.low, sky.runs, sky.counts[SIZE]
-    low[at], runs[at, 0], runs[at, 1] = height, a, width
     sky.counts[SIZE] += 1
-    while at > 0 and _before(low, runs, at, (at - 1) // 2):
-        _swap(low, runs, at, (at - 1) // 2)
-        at = (at - 1) // 2
+    while at > 0:
+        parent = (at - 1) // 2
+        if low[parent] < height or (low[parent] == height and runs[parent, 0] <= a):
+            break
+        low[at], runs[at, 0], runs[at, 1] = low[parent], runs[parent, 0], runs[parent, 1]
+        at = parent
+    low[at], runs[at, 0], runs[at, 1] = height, a, width
 
 
 @njit_in_place
@@ -189,15 +177,18 @@ def pop(sky: Sky) -> tuple[int, int]:
     """Remove the lowest run from the heap; returns its first rank and its width."""
     low, runs, size = sky.low, sky.runs, sky.counts[SIZE] - 1
     sky.counts[SIZE] = size
-    _swap(low, runs, 0, size)
+    lowest, lowest_width = runs[0, 0], runs[0, 1]
+    height, a, width = low[size], runs[size, 0], runs[size, 1]  # the last entry, which moves down from the top
     at = 0
-    while True:
+    while 2 * at + 1 < size:
         child = 2 * at + 1
-        if child >= size:
-            return runs[size, 0], runs[size, 1]
-        if child + 1 < size and _before(low, runs, child + 1, child):
+        if child + 1 < size and (
+            low[child + 1] < low[child] or (low[child + 1] == low[child] and runs[child + 1, 0] < runs[child, 0])
+        ):
             child += 1
-        if not _before(low, runs, child, at):
-            return runs[size, 0], runs[size, 1]
-        _swap(low, runs, at, child)
+        if height < low[child] or (height == low[child] and a <= runs[child, 0]):
+            break
+        low[at], runs[at, 0], runs[at, 1] = low[child], runs[child, 0], runs[child, 1]
         at = child
+    low[at], runs[at, 0], runs[at, 1] = height, a, width
+    return lowest, lowest_width

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.compiled import njit, njit_in_place
-from engine.cost.times import Rates
+from engine.cost.times import Rates, unsplit
 from engine.planner.adaptive.runs import (
     NEEDED,
     SIZE,
@@ -264,7 +264,7 @@ def _degree(
     """
     most, node, overhead = len(ranks.slow), ranks.node, ranks.overhead_per_token
     holds = max(ranks.holds[like], min(ranks.most[like], int(ranks.holds[like] * gain)))
-    least = min(max(1, int(-(-tokens // holds))), most)
+    least = min(max(1, -(-int(tokens) // holds)), most)
     found = least_degree_near(rates, tokens, least, most, node, overhead, limit / slow, near)
     if found:
         return found
@@ -282,5 +282,8 @@ def _widened(rates: Rates, tokens: float, need: int, ranks: Ranks, left: float) 
     if _ring_time(rates, tokens, need, ranks) <= left:
         return need
     most = min(2 * need, len(ranks.slow))
+    # Rings never have less work than the unsplit sequence. Usually this alone excludes all degrees.
+    if unsplit(rates, tokens) - rates.sequence > (1.0 + 1e-9) * most * left:
+        return need
     wider = least_degree(rates, tokens, need, most, ranks.node, ranks.overhead_per_token, left)
     return wider if wider else need

@@ -46,7 +46,7 @@ def cut_slots(workload: Workload, filled: Slots, settings: PlanSettings, targets
     ends = _tokens_of_work(rates, lengths[sequence], index + 1, parts[sequence])
     number = np.unique(slots[sequence] + index, return_inverse=True)[1]
     team = _teams(rates, ends - before, before, degree[sequence], node)
-    return Cut(sequence, ends - before, before, number, np.maximum.reduceat(team, np.cumsum(parts) - parts)[sequence])
+    return Cut(sequence, ends - before, number, before, np.maximum.reduceat(team, np.cumsum(parts) - parts)[sequence])
 
 
 @njit

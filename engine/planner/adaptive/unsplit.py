@@ -36,7 +36,7 @@ def deal(times: Floats, slow: Floats, height: Floats) -> Ints:
 
 @njit_in_place
 def _deal(times: Floats, slow: Floats, height: Floats, free: Floats, winner: Ints, rank_of: Ints) -> None:
-    """Fill `rank_of` [W] from the tournament of `deal`, whose nodes have the `winner` and the ns at which it is free."""
+    """Fill `rank_of` [W] by the tournament of `deal`: of each node the `winner`, and the ns at which it is free."""
     leaves = len(free) // 2
     for at in range(len(times)):
         best = winner[1]

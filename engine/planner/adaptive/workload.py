@@ -74,9 +74,8 @@ def workload_of(lengths: Ints, settings: PlanSettings, other: Workload | None = 
     else:
         gain = np.ones(len(lengths))
         least_degrees = _degrees(lengths, gain, largest, largest)
-    if other is not None and np.array_equal(least_degrees, other.least_degrees):
-        if np.array_equal(holds, other.ranks.holds):  # the largest capacity gives the same bound
-            return replace(other, gain=gain, ranks=other.ranks._replace(most=most))
+    if other is not None and all(map(np.array_equal, (least_degrees, holds), (other.least_degrees, other.ranks.holds))):
+        return replace(other, gain=gain, ranks=other.ranks._replace(most=most))
 
     # A micro-batch's fixed cost is charged to its tokens as if it were full. If the step has less than one full
     # micro-batch per rank, it is also charged once per rank. Both give lower bounds, and the larger one is used.

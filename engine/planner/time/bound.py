@@ -130,16 +130,20 @@ def bound(rates: Rates, lengths: Ints, floors: Ints, per_token: float, first: fl
     count, last = len(lengths), len(kinds.slow) - 1
     works = np.full(count, np.inf)  # the least work of each sequence on a ring of its least degree
     times = np.zeros(count)  # the longest time on such a ring, over all kinds
+    wide = count  # all further sequences fit on one rank
+    while wide > 0 and floors[wide - 1] == 1:
+        wide -= 1
     for kind in range(last + 1):
         slow, own = kinds.slow[kind], _slowed(rates, kinds.slow[kind])
-        degree, power = 0, 0.0
-        for at in range(count):
+        for at in range(wide):
             time = ring_time(own, float(lengths[at]), floors[at], node, per_token * slow)
             times[at] = max(times[at], time)
             if floors[at] <= kinds.upto[kind]:
-                if floors[at] != degree:
-                    degree, power = floors[at], _power(kinds, floors[at], kind)
-                works[at] = min(works[at], time * power)
+                works[at] = min(works[at], time * _power(kinds, floors[at], kind))
+        power = _power(kinds, 1, kind)
+        for at in range(wide, count):
+            time = ring_time(own, float(lengths[at]), 1, node, per_token * slow)
+            times[at], works[at] = max(times[at], time), min(works[at], time * power)
     # The work, and the longest time, of all sequences from here on.
     rest, peak = np.zeros(count + 1), np.zeros(count + 1)
     for at in range(count - 1, -1, -1):

@@ -14,7 +14,7 @@ from engine.cluster.hostfile import Node
 from engine.cost.times import Rates, shared
 from engine.planner.adaptive.workload import lower_bound
 from engine.planner.make import PLANNERS, plan_step
-from engine.planner.time.bound import fastest, least_degree, ring_time
+from engine.planner.time.bound import fastest, least_degree, least_degree_near, ring_time
 from engine.simulator.timeline import simulate
 from engine.units import PPM
 from tests.planner.samples import COSTS, device, ints, settings
@@ -65,11 +65,17 @@ def test_the_bound_of_a_ring_whose_fixed_time_and_transfers_are_large() -> None:
     assert simulate(plan_step(ints(100), ours), ours).makespan >= (1 - 1e-9) * lower_bound(ints(100), ours)
 
 
-@given(st.integers(1, 400), st.integers(1, 40), st.integers(1, 12), st.floats(1e2, 1e6))
-def test_the_least_degree_is_the_first_within_the_limit(tokens: int, most: int, node: int, limit: float) -> None:
-    """By bisection, against a search of every degree."""
-    keeps = [d for d in range(1, most + 1) if ring_time(LINKS, float(tokens), d, node, 0.0) <= limit]
-    assert least_degree(LINKS, float(tokens), 1, most, node, 0.0, limit) == (keeps[0] if keeps else 0)
+@given(st.integers(1, 400), st.integers(1, 9), st.integers(1, 40), st.integers(1, 12), st.floats(1e2, 1e6))
+def test_the_least_degree_is_the_first_within_the_limit(
+    tokens: int, floor: int, most: int, node: int, limit: float
+) -> None:
+    """By bisection, against a search of every degree; whatever degree is tried first."""
+    most = max(floor, most)
+    keeps = [d for d in range(floor, most + 1) if ring_time(LINKS, float(tokens), d, node, 0.0) <= limit]
+    expected = keeps[0] if keeps else 0
+    assert least_degree(LINKS, float(tokens), floor, most, node, 0.0, limit) == expected
+    for near in range(most + 2):
+        assert least_degree_near(LINKS, float(tokens), floor, most, node, 0.0, limit, near) == expected
 
 
 @given(st.integers(1, 4000), st.integers(2, 60))
