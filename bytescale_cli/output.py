@@ -127,15 +127,19 @@ def sections(keys: Sequence[str], questions: Mapping[str, Sequence[str]], rows: 
     return "\n\n".join(texts)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool = False) -> str:
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool = False, width: int | None = None
+) -> str:
     """Format rows under their column names; `right` aligns all columns but the first to the right.
+
+    `width` is the one to fit where stdout is no terminal; by default lines there are as long as they need to be.
 
     No cell is ever cut. A table that is wider than the terminal takes the first of these forms that fits: the last
     column is wrapped between words; the last column is below each row; each row is a list of names and values. The
     first two are for text (`right=False`). Only words that are wider than the terminal, such as paths, exceed it.
     """
     rows = [["".join(c if c.isprintable() else "?" for c in cell) for cell in row] for row in rows]
-    width, whole = terminal.width_of(sys.stdout), _aligned(columns, rows, right)
+    width, whole = terminal.width_of(sys.stdout) or width, _aligned(columns, rows, right)
     if width is None or terminal.cells(whole[0]) <= width:
         return _with_header(whole)
     if len(columns) > 1 and not right:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +14,8 @@ from bytescale_cli import output
 from bytescale_cli.options import Debug, Json, new_recipe, write_recipe
 from engine.config.spelling import did_you_mean
 from engine.errors import ConfigError
+
+_WIDTH = 80  # columns of a list that is not written to a terminal
 
 app = typer.Typer(help="List recipes, show one, or copy one.")
 
@@ -37,7 +41,13 @@ def list_(
     else:
         raise ConfigError("no such folder", key=folder, hint="`bytescale recipes list` lists the packaged recipes")
     found = [{"name": name, "about": tree.about(text)} for name, text in texts.items()]
-    text = output.table(["recipe", "what it is"], [[one["name"], one["about"]] for one in found])
+    longest, parts = max((len(name) for name in texts), default=0), []
+    for status, ours in _by_status({one["name"]: one["about"] for one in found}).items():
+        # Padded names, so that the second columns of all tables are below each other.
+        rows = [[name.ljust(longest), what] for name, what in ours]
+        heading = f"{output.title(status)}\n" if status else ""
+        parts.append(heading + output.table(["recipe", "what it is"], rows, width=_WIDTH))
+    text = "\n\n".join(parts) or f"no recipes in {folder}"
     output.emit({"recipes": found}, text, as_json=json)
 
 
@@ -71,6 +81,24 @@ def copy(
     flag = f"--config {shlex.quote(str(path))}"
     said = f"{path}: edit it, then `bytescale estimate-memory {flag}` and `bytescale train {flag}`"
     output.emit({"recipe": {"name": name, "file": str(path), "text": text}}, said, as_json=json)
+
+
+def _by_status(abouts: Mapping[str, str]) -> dict[str, list[tuple[str, str]]]:
+    """Group descriptions by name, {name: text}, by their second sentence, if several have it: {status: [(name, text)]}.
+
+    The texts are then without it. Those of no group come first, under an empty one.
+    """
+    parts = {name: text.split(". ", 2) for name, text in abouts.items()}
+    seconds = Counter(words[1].rstrip(".") for words in parts.values() if len(words) > 1)
+    found: dict[str, list[tuple[str, str]]] = {"": []}
+    for name, words in parts.items():
+        status = words[1].rstrip(".") if len(words) > 1 else ""
+        if seconds[status] > 1:
+            rest = ". ".join([words[0], *words[2:]])
+            found.setdefault(status, []).append((name, rest if rest.endswith(".") else f"{rest}."))
+        else:
+            found[""].append((name, abouts[name]))
+    return {status: ours for status, ours in found.items() if ours}
 
 
 def _check_name(name: str) -> None:

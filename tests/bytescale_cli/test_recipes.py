@@ -11,8 +11,13 @@ from engine.config import tree
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipes", "list"]) == 0
-    rows = capsys.readouterr().out.splitlines()[1:]
-    assert [row.split()[0] for row in rows] == tree.recipes()
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    names = [line.split()[0] for line in lines if line and not line.startswith(" ")]
+    assert sorted(name for name in names if name in tree.recipes()) == tree.recipes()
+    assert lines.count("Planned and simulated only, never run on GPUs") == 1
+    assert not any("never run on" in line for line in lines if line.split()[:1] != ["Planned"])
+    assert "quickstart" in names[:10], "those that have run are first"
 
 
 def test_list_in_json(capsys: pytest.CaptureFixture[str]) -> None:
