@@ -86,11 +86,13 @@ def tune(
         "recipe_step_s": found.own and found.own.step_s,
         "recipe_breaks": broken or None,
         "simulated": len(found.trials),
+        "complete": not found.left,
+        "left": found.left,
         "fallen": reasons,
         "fixed": fixed,
         "source": source(config),
     }
-    text = _text(config, found, rows, fixed, broken)
+    text = _text(config, found, rows, fixed, broken, seconds)
     if path is not None:
         from engine.config.own_variant import own_variant
 
@@ -180,7 +182,9 @@ def _row(trial: Trial, best: Trial) -> dict[str, Any]:
     }
 
 
-def _text(config: Config, found: Search, rows: list[dict[str, Any]], fixed: list[str], broken: str) -> str:
+def _text(
+    config: Config, found: Search, rows: list[dict[str, Any]], fixed: list[str], broken: str, seconds: int
+) -> str:
     """Format the best settings, a comparison with the recipe, and why others fall off."""
     from engine.cluster.cluster import Cluster
     from engine.config.units import counted
@@ -197,7 +201,11 @@ def _text(config: Config, found: Search, rows: list[dict[str, Any]], fixed: list
     head = f"{config.model.name}, {counted(devices, 'device')}, context={config.context}, {source(config)}, "
     head += f"planner {config.planner.name}"
     head += f"; kept as set: {', '.join(fixed)}" if fixed else ""
-    lines = [head, "", output.sections(["place"], _QUESTIONS, cells), "", _LEGEND, ""]
+    first = []
+    if found.left:
+        message = f"incomplete: {counted(found.left, 'setting')} not simulated when the time was over"
+        first = [f"{message}; set --seconds above {seconds}, or some of the keys, to find the fastest"]
+    lines = [*first, head, "", output.sections(["place"], _QUESTIONS, cells), "", _LEGEND, ""]
     if broken:
         lines.append(f"the settings as given break a rule: {broken}")
     elif found.own is None:

@@ -1,15 +1,17 @@
 """Search the settings with the shortest simulated step: cheap checks first, then real plans of the most promising.
 
 1. Settings that break a rule of the config, or do not fit in memory, are left out.
-2. The others get a lower bound of their step time. A bound above the slowest of the best five excludes a candidate.
+2. The others get a lower bound of their step time. A bound above the slowest of the best five, or above the fastest of
+   the same layout, excludes a candidate.
 3. The rest are planned and simulated, the most promising first: those of the least expected step time, corrected by
-   what simulations of the same layout showed. The search also ends when its time is over.
+   what simulations of the same layout showed. The bound of the static planner is nearly its step time
+   (planner/baselines/static_bound.py), so few of its settings are simulated. The search also ends when its time is over.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -22,20 +24,23 @@ from engine.fit.estimate import Estimate, estimate_fullest, estimate_plans
 from engine.fit.problem import fit_problem
 from engine.fit.suggestions import as_overrides, with_values
 from engine.planner.adaptive.workload import lower_bound
+from engine.planner.baselines.static_bound import static_bound
 from engine.planner.checks import check_planner
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.simulator.compare import mean_outcome
 from engine.simulator.facts import Facts
-from engine.tune.space import capacities, layouts
+from engine.tune.space import capacities, layouts, more_capacities
 from engine.units import NS, PPM, Ints
 
 SHOWN = 5  # how many of the best are kept
+_NEAR = 1.25  # layouts of the static planner whose bound is below this many times the least get more capacities
+_EQUAL = 1e-6  # step times whose relative difference is smaller count as equal
 
 INVALID = "break a rule of the config"
 TOO_LARGE = "do not fit in memory"
 UNPLANNED = "cannot be planned"
-BOUNDED = "have a lower bound above the step time of those in the table"
+BOUNDED = "have a lower bound above the step time of those in the table, or of the one with their layout"
 UNTRIED = "were not simulated, and may be faster: the time was over, which --seconds sets"
 SLOWER = "were simulated and are slower, or differ only in capacity and offload"
 
@@ -53,10 +58,12 @@ class Candidate:
     def expected_s(self) -> float:
         """The step time, in s, if all micro-batches were equal and filled the capacity, each rank busy for the bound.
 
-        It counts what the bound leaves out: copies to the host and gathers that take longer than the compute of a
+        The bound of the static planner counts everything. For others this counts what the bound leaves out: copies to the host and gathers that take longer than the compute of a
         micro-batch, slots, and the time in which stages of a pipeline wait for the first and the last micro-batch.
         """
         own, costs = self.settings, self.settings.costs
+        if own.planner == "static":
+            return self.bound_s
         count = max(1, -(-self.config.batch_tokens // (own.ranks * own.capacity)))
         tokens = min(own.capacity, self.config.batch_tokens // own.ranks)
         away = min(own.offload, least(costs, own.capacity, own.capacity, own.device_memory)) / PPM
@@ -65,6 +72,11 @@ class Candidate:
         gather_f, gather_b = costs.gathers
         one = max(compute / 3, copied, gather_f) + max(2 * compute / 3, copied, gather_b)
         return costs.seconds(one * (count + own.stages - 1) * most + count * costs.slot)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What it sets besides the capacity."""
+        return *self.layout, self.config.offload.ratio
 
     @property
     def layout(self) -> tuple[Any, ...]:
@@ -112,21 +124,36 @@ class Search:
     """The state of a search; at its end, the result."""
 
     steps: Sequence[Ints]
+    shown: int = SHOWN  # how many of the best are asked for
     own: Trial | None = None  # the recipe as it is; None if it does not fit or cannot be planned
     trials: list[Trial] = field(default_factory=list)
     fallen: dict[str, Fallen] = field(default_factory=dict)  # by reason
 
     def best(self) -> list[Trial]:
-        """The fastest trial of each layout, the fastest first, at most `SHOWN`. Of equal ones, that of least memory."""
+        """The fastest trial of each layout, the fastest first, at most `shown`. Of equal ones, that of least memory."""
+        return list(self._fastest().values())[: self.shown]
+
+    @property
+    def left(self) -> int:
+        """How many settings were not simulated although they may be among the best. The search is complete if none."""
+        return self.fallen[UNTRIED].count if UNTRIED in self.fallen else 0
+
+    def excluded(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """The candidates whose lower bound shows that they are not among the best.
+
+        They are slower than the last of the best, or not faster than a trial of their layout.
+        """
+        fastest = self._fastest()
+        last = list(fastest.values())[self.shown - 1].step_s if len(fastest) >= self.shown else float("inf")
+        of_layout = {layout: min(last, trial.step_s) for layout, trial in fastest.items()}
+        return [one for one in candidates if one.bound_s >= of_layout.get(one.layout, last) * (1 - _EQUAL)]
+
+    def _fastest(self) -> dict[tuple[Any, ...], Trial]:
+        """The fastest trial by layout, the fastest first."""
         fastest: dict[tuple[Any, ...], Trial] = {}
         for trial in sorted(self.trials, key=lambda one: (one.step_s, one.memory.peak)):
             fastest.setdefault(trial.candidate.layout, trial)
-        return list(fastest.values())[:SHOWN]
-
-    def limit(self) -> float:
-        """The step time, in s, from which a candidate's lower bound excludes it: that of the last of the best five."""
-        best = self.best()
-        return best[-1].step_s if len(best) == SHOWN else float("inf")
+        return fastest
 
     def most_promising(self, candidates: Sequence[Candidate]) -> Candidate:
         """The candidate with the least expected time, times the least ratio of a step to it in trials of its layout.
@@ -146,6 +173,7 @@ class Search:
 
     def candidates(self, config: Config, fixed: Collection[str]) -> Iterator[Candidate]:
         """Yield the candidates that fit; count the others."""
+        found = []
         for changes in layouts(config, fixed):
             named = as_overrides(changes)
             layout = with_values(config, changes)
@@ -160,11 +188,30 @@ class Search:
                 self.drop(UNPLANNED, f"{named}: {error.problems[0].message}")
                 continue
             sizes = [config.capacity] if "capacity" in fixed else capacities(layout, settings)
-            for capacity in sizes or [config.capacity]:
-                own = layout.model_copy(update={"capacity": capacity})
-                candidate = self.fitting(changes | {"capacity": capacity}, own, replace(settings, capacity=capacity))
-                if candidate is not None:
-                    yield candidate
+            for candidate in self._sized(changes, layout, settings, sizes or [config.capacity]):
+                found.append(candidate)
+                yield candidate
+
+        # A mesh has few micro-batches per rank, so its time depends much on how well they fill it. Its bound is cheap,
+        # so more capacities are tried for layouts that may be the fastest.
+        if config.planner.name != "static" or "capacity" in fixed or not found:
+            return
+        near = _NEAR * min(one.bound_s for one in found)
+        tried = {(one.shape, one.settings.capacity) for one in found}
+        for first in {one.shape: one for one in found if one.bound_s <= near}.values():
+            changes = {key: value for key, value in first.changes.items() if key != "capacity"}
+            sizes = [one for one in more_capacities(first.settings) if (first.shape, one) not in tried]
+            yield from self._sized(changes, first.config, first.settings, sizes)
+
+    def _sized(
+        self, changes: dict[str, Any], layout: Config, settings: PlanSettings, sizes: Iterable[int]
+    ) -> Iterator[Candidate]:
+        """Yield the candidates of a layout with these capacities that fit; count the others."""
+        for capacity in sizes:
+            own = layout.model_copy(update={"capacity": capacity})
+            candidate = self.fitting(changes | {"capacity": capacity}, own, replace(settings, capacity=capacity))
+            if candidate is not None:
+                yield candidate
 
     def fitting(self, changes: dict[str, Any], config: Config, settings: PlanSettings) -> Candidate | None:
         """The candidate with its lower bound; None, and counted, if it does not fit."""
@@ -172,8 +219,8 @@ class Search:
         if problem is not None:
             self.drop(TOO_LARGE, f"{as_overrides(changes)}: {problem.message}")
             return None
-        costs = settings.costs
-        bounds = [costs.seconds(lower_bound(lengths, settings) + costs.step) for lengths in self.steps]
+        costs, bound = settings.costs, static_bound if settings.planner == "static" else lower_bound
+        bounds = [costs.seconds(bound(lengths, settings) + costs.step) for lengths in self.steps]
         return Candidate(changes, config, settings, sum(bounds) / len(bounds))
 
     def trial(self, candidate: Candidate) -> Trial | None:
@@ -189,21 +236,24 @@ class Search:
         return Trial(candidate, mean_outcome(plans, settings), max(memory, key=lambda one: one.peak))
 
 
-def search(config: Config, steps: Sequence[Ints], deadline: float, fixed: Collection[str] = ()) -> Search:
-    """Search the settings for `steps`, the lengths of each, [S]; `fixed` keys keep their value.
+def search(
+    config: Config, steps: Sequence[Ints], deadline: float, fixed: Collection[str] = (), shown: int = SHOWN
+) -> Search:
+    """Search the `shown` fastest settings for `steps`, the lengths of each, [S]; `fixed` keys keep their value.
 
     No simulation begins after `deadline`, in seconds of `time.monotonic()`, except the first. The config itself is
     simulated first, if it fits.
     """
-    found = Search(steps)
-    left = sorted(found.candidates(config, fixed), key=lambda one: one.bound_s)
+    found = Search(steps, shown)
+    # Of settings with the same plans, those of the smallest capacity come first: they need the least memory.
+    left = sorted(found.candidates(config, fixed), key=lambda one: (one.bound_s, one.settings.capacity))
     own = next((one for one in left if one.config == config), None)  # is simulated even if there is no time
     while left:
-        limit = found.limit()
-        for one in left:
-            if one.bound_s >= limit:
-                found.drop(BOUNDED, _bounded(one))
-        left = [one for one in left if one.bound_s < limit]
+        excluded = found.excluded(left)
+        for one in excluded:
+            found.drop(BOUNDED, _bounded(one))
+        numbers = set(map(id, excluded))
+        left = [one for one in left if id(one) not in numbers]
         if not left:
             break
         if found.trials and time.monotonic() > deadline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from itertools import product
 from operator import attrgetter
@@ -62,6 +63,13 @@ def capacities(config: Config, settings: PlanSettings) -> list[int]:
     if _rounded(largest) < needed:
         found.add(needed)
     return sorted((size for size in found if 0 < size <= largest), reverse=True)
+
+
+def more_capacities(settings: PlanSettings) -> list[int]:
+    """Capacities from the largest that fits to an eighth of it, in steps of 4 %."""
+    largest, step = largest_capacity(settings), 0.96
+    count = math.ceil(math.log(1 / 8, step))
+    return sorted({_rounded(round(largest * step**power)) for power in range(count)} - {0}, reverse=True)
 
 
 def _rounded(tokens: int) -> int:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Sequence
+
+import numpy as np
+
+from engine.compiled import njit
+from engine.units import Ints
 
 
 def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
@@ -17,14 +21,36 @@ def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     ```
     """
     bins: list[list[int]] = []
-    spaces: list[tuple[int, int]] = []  # (space left, bin), ascending
-    for item, size in enumerate(sizes):
-        at = bisect_left(spaces, (size, -1))
-        if at < len(spaces):
-            space, number = spaces.pop(at)
-        else:
-            space, number = capacity, len(bins)
+    for item, number in enumerate(best_bins(np.array(sizes, dtype=np.int64), capacity).tolist()):
+        if number == len(bins):
             bins.append([])
         bins[number].append(item)
-        insort(spaces, (space - size, number))
     return bins
+
+
+@njit
+def best_bins(sizes: Ints, capacity: int) -> Ints:
+    """Return the bin of each item of `sizes` [S] as `best_fit` packs them, [S]. Bins are numbered as they are opened."""
+    found = np.empty(len(sizes), np.int64)
+    # The bins in ascending order of the space that they have left, equal ones in the order of their numbers.
+    space, number = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64)
+    bins = 0
+    for item in range(len(sizes)):
+        low, high = 0, bins
+        while low < high:
+            middle = (low + high) // 2
+            if space[middle] < sizes[item]:
+                low = middle + 1
+            else:
+                high = middle
+        if low == bins:
+            space[low], number[low] = capacity, bins
+            bins += 1
+        left, own = space[low] - sizes[item], number[low]
+        found[item] = own
+        # Move the bin down to its new place.
+        while low > 0 and (space[low - 1] > left or (space[low - 1] == left and number[low - 1] > own)):
+            space[low], number[low] = space[low - 1], number[low - 1]
+            low -= 1
+        space[low], number[low] = left, own
+    return found

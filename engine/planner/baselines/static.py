@@ -7,39 +7,66 @@ sequence, packed micro-batches, balanced causal shards, and micro-batches assign
 from __future__ import annotations
 
 import heapq
+from typing import NamedTuple
 
 import numpy as np
 
-from engine.planner.baselines.pack import best_fit
-from engine.planner.plan.emit import Group, emit
+from engine.planner.baselines.pack import best_bins
+from engine.planner.plan.emit import Placement, build
+from engine.planner.plan.rows import grouped, row_of_each
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.units import Ints
 
 
+class Mesh(NamedTuple):
+    """The micro-batches of a step on the mesh, in the order in which they run.
+
+    Micro-batch m has the sequences sequences[start[m] : start[m + 1]], on the ranks group[m] CP .. (group[m] + 1) CP - 1.
+    """
+
+    cp: int  # ranks of a group
+    start: Ints  # [M + 1]
+    sequences: Ints  # [S]
+    group: Ints  # [M]
+
+
 def static(lengths: Ints, settings: PlanSettings) -> StepPlan:
-    """Plan a step in free mode on a mesh of DP x CP ranks; every sequence is split over all CP ranks of its group.
+    """Plan a step in free mode on a mesh of DP x CP ranks; every sequence is split over all CP ranks of its group."""
+    mesh = assigned(lengths, settings)
+    micro_batch, first = np.empty_like(lengths), np.empty_like(lengths)
+    micro_batch[mesh.sequences] = row_of_each(mesh.start)
+    first = mesh.group[micro_batch] * mesh.cp
+    ring_start = np.arange(len(lengths) + 1) * mesh.cp
+    ring_ranks = (first[:, None] + np.arange(mesh.cp)).ravel()
+    placed = Placement(lengths, micro_batch, ring_start, ring_ranks)
+    return build("static", "free", settings.ranks, settings.capacity, placed)
+
+
+def assigned(lengths: Ints, settings: PlanSettings) -> Mesh:
+    """Pack the sequences into micro-batches, and assign these to the groups of the mesh.
 
     Sequences are packed best-fit, in descending order of ceil(s / CP), the largest shard of a sequence of s tokens, so
     that micro-batches fit all ranks of a group. Micro-batches go to groups by longest processing time first. Very short
     sequences leave ranks of a ring without a token, as in real static context parallelism. All ranks use the
     smallest capacity.
     """
-    cp = degree(settings)
+    cp, costs = degree(settings), settings.costs
     order = np.argsort(-lengths, kind="stable")
-    bins = best_fit((-(-lengths[order] // cp)).tolist(), settings.least_capacity)
-    cost = settings.costs.sequence(lengths)
-    members = [order[items] for items in bins]
-    bin_cost = np.array([cost[sequences].sum() for sequences in members]) // cp + settings.costs.fixed
-    groups = settings.ranks // cp
-    free = [(0, group) for group in range(groups)]
-    rings = [np.arange(group * cp, (group + 1) * cp, dtype=np.int64) for group in range(groups)]
-    emitted: list[Group] = []
-    for number in np.argsort(-bin_cost, kind="stable").tolist():
-        load, group = free[0]
-        heapq.heapreplace(free, (load + int(bin_cost[number]), group))
-        emitted.append([(sequence, rings[group]) for sequence in members[number].tolist()])
-    return emit("static", "free", settings.ranks, settings.capacity, lengths, emitted)
+    bins = best_bins(-(-lengths[order] // cp), settings.least_capacity)
+    start, items = grouped(bins, int(bins.max()) + 1)
+    work = np.add.reduceat(costs.sequence(lengths)[order[items]], start[:-1]) // cp + costs.fixed
+    # The most expensive micro-batches run first.
+    ranked = np.argsort(-work, kind="stable")
+    free = [(0, group) for group in range(settings.ranks // cp)]
+    group = np.empty_like(ranked)
+    for place, time in enumerate(work[ranked].tolist()):
+        load, group[place] = free[0]
+        heapq.heapreplace(free, (load + time, int(group[place])))
+    place_of = np.empty_like(ranked)
+    place_of[ranked] = np.arange(len(ranked))
+    start, items = grouped(place_of[bins], len(ranked))
+    return Mesh(cp, start, order[items], group)
 
 
 def degree(settings: PlanSettings) -> int:
