@@ -1,4 +1,4 @@
-"""Shows a run while it trains, on stderr: a live line on a terminal, plain lines elsewhere."""
+"""Shows progress on stderr: of a run while it trains, and of a search; a live line on a terminal only."""
 
 from __future__ import annotations
 
@@ -39,6 +39,21 @@ def progress(steps: int | None) -> Iterator[tuple[Callable[[str], None], OnStep]
 
         # As Text, so that [brackets] are not read as markup.
         yield lambda text: console.print(Text(harmless(text))), on_step
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Show what a command is doing while it takes long, with the seconds, on a terminal only."""
+    if not is_live(sys.stderr):
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        bar.add_task(text, total=None)
+        yield
 
 
 def describe(line: Mapping[str, Any]) -> str:

@@ -23,25 +23,30 @@ from bytescale_cli.options import (
     whole_number,
     with_config,
 )
+from bytescale_cli.progress import waiting
 from engine.errors import BytescaleError, ConfigError, ExitCode, Problem
 
 Run = dict[str, Any]
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
+    from engine.planner.settings import PlanSettings
+    from engine.units import Ints
 
     Point = tuple[Config, list[str]]  # one combination of swept values, with its overrides
-    Found = tuple[Config, list[Run]]
+    Compared = tuple[Config, dict[str, PlanSettings]]  # with the settings of each row
+    Found = tuple[Compared, list[Run]]
 
 _PLANNERS = "static,naive,balanced,adaptive"
 _OFFLOAD = "offload.ratio="
 _QUESTIONS = {
-    "How fast is a step?": ["step_s", "tokens_per_s", "speedup", "offload_gain"],
+    "How fast is a step?": ["step_s", "tokens_per_s", "speedup", "speedup_tuned", "offload_gain"],
     "Where does its time go?": ["compute_s", "exposed_comm_s", "bubble", "mfu"],
     "How much host memory does offload take?": ["host_bytes", "host_node_bytes"],
 }
 _WORLD = ("ranks", "context", "lengths")  # what all runs have in common, unless it is swept
-_LEGEND = """speedup: static's step time / this planner's
+_SEARCH_S = 40  # of the best settings for static, at each point of a sweep
+_LEGEND = """speedup: step time of static with the settings of this config / this row's
 compute_s: mean time a rank spends computing
 exposed_comm_s: mean time a rank spends only waiting for transfers
 bubble: fraction of the step during which a rank is idle
@@ -49,8 +54,10 @@ the rest of step_s reduces gradients and updates weights
 mfu: model FLOPs / peak FLOPs of all devices"""
 _HOST = ("host_bytes", "host_node_bytes")
 _EQUATION = """naive and balanced offload by equation 3 of the paper (docs/paper.md)
+no eq. 3: they offload only what the capacity needs
 offload.ratio=0 compares all planners without offload"""
 _MORE = {  # legends of columns that not every table has
+    "speedup_tuned": "speedup_tuned: step time of static at its best settings / this row's",
     "offload_gain": "offload_gain: step time at the first offload.ratio of the sweep / step time",
     "host_bytes": "host_bytes: peak host memory per device",
     "host_node_bytes": "host_node_bytes: upper bound of host memory per node",
@@ -68,12 +75,18 @@ def simulate(
         list[str] | None,
         typer.Option(metavar="KEY=A,B", help="Simulate each value, e.g. context=256K,2M. Repeat to combine keys."),
     ] = None,
+    tuned: Annotated[
+        bool, typer.Option("--tuned/--no-tuned", help="Search the best settings for static, as `tune planner=static`.")
+    ] = True,
     plot: Plot = None,
     trace: Trace = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare planners on a modelled cluster. Shows step time, tokens per second, bubbles, speed-up."""
+    """Compare planners on a modelled cluster. Shows step time, tokens per second, bubbles, speed-up.
+
+    Static has two rows: with the settings of the config, and at its best settings.
+    """
     check_steps(steps, "--steps")
     swept: dict[str, list[str]] = {}
     for text in sweep or []:
@@ -99,30 +112,30 @@ def simulate(
             raise ConfigError(message, key="--sweep", hint="give each value once")
         said[same] = words
     output.say_when_compiling()
-    found, failures = _found(points, names, steps)
+    found, failures = _found(points, names, steps, tuned)
     runs = [run for _, of_point in found for run in of_point]
     _compare_offload(runs, swept.get("offload.ratio", [])[:1])
     if (path is not None or timeline is not None) and found:
         from engine.data.lengths import step_lengths
 
-        config = found[0][0]
+        config, compared = found[0][0]
         lengths = next(step_lengths(config, 1, output.say))
         if path is not None:
             from engine.report.simulation_page import simulation_page
 
-            output.write_page(path, simulation_page(config, runs, lengths).html())
+            output.write_page(path, simulation_page(config, runs, lengths, compared).html())
         if timeline is not None:
             from engine.report.chrome_trace import chrome_trace
             from engine.report.simulation_page import simulated_planners
 
-            output.write_trace(timeline, chrome_trace(simulated_planners(config, runs, lengths)))
+            output.write_trace(timeline, chrome_trace(simulated_planners(lengths, compared)))
     if failures:
         if runs and not json:
             output.show(_text(runs))
         error = failures[0].of([problem for failure in failures for problem in failure.problems])
         error.found = {"runs": runs}
         raise error  # the exit code is that of the first failure
-    say_toys(found[0][0], "model", "lengths", "rates")
+    say_toys(found[0][0][0], "model", "lengths", "rates")
     output.emit({"runs": runs}, _text(runs), as_json=json)
 
 
@@ -142,7 +155,7 @@ def _points(overrides: list[str], swept: dict[str, list[str]]) -> Iterator[Point
             raise _in_run(error, extra) from error
 
 
-def _found(points: list[Point], names: list[str], steps: int) -> tuple[list[Found], list[BytescaleError]]:
+def _found(points: list[Point], names: list[str], steps: int, tuned: bool) -> tuple[list[Found], list[BytescaleError]]:
     """Simulate each point of a sweep; return the results, and the errors of points that failed.
 
     One failure does not stop the other points. Without a sweep, and for a bug, the error is raised.
@@ -150,7 +163,7 @@ def _found(points: list[Point], names: list[str], steps: int) -> tuple[list[Foun
     found, failures = [], []
     for config, extra in points:
         try:
-            found.append((config, _runs(config, names, steps, extra)))
+            found.append(_runs(config, names, steps, extra, tuned))
         except BytescaleError as error:
             if not extra or error.code == ExitCode.BUG:
                 raise
@@ -164,24 +177,51 @@ def _in_run(error: BytescaleError, extra: list[str]) -> BytescaleError:
     return error.of([Problem(f"{one.message}{where}", one.key, one.hint) for one in error.problems])
 
 
-def _runs(config: Config, names: list[str], steps: int, extra: list[str]) -> list[Run]:
-    """Simulate the same steps of one config under each planner; return a run per planner, with means over the steps."""
+def _runs(config: Config, names: list[str], steps: int, extra: list[str], tuned: bool) -> Found:
+    """Simulate the same steps of one config under each planner; return a run per row, with means over the steps."""
     from engine.cluster.cluster import Cluster
     from engine.data.lengths import step_lengths
     from engine.fit.check import check_fit
     from engine.planner.settings import PlanSettings
     from engine.report.words import source
-    from engine.simulator.compare import compare
+    from engine.simulator.compare import TUNED, compare, rows
 
     first = config.planner.model_copy(update={"name": names[0]})  # the recipe's planner may have stricter limits
     modelled = config.model_copy(update={"planner": first})
     check_fit(modelled, here=False)
-    settings = PlanSettings.of(modelled)
-    found = compare(list(step_lengths(config, steps, output.say)), settings, names)
+    settings, lengths = PlanSettings.of(modelled), list(step_lengths(config, steps, output.say))
+    best, about = _tuned_static(config, lengths) if tuned else (None, {})
+    # naive has no second row if the sweep compares offload itself.
+    swept_offload = any(value.startswith(_OFFLOAD) for value in extra)
+    compared = rows(settings, names, best)
+    if swept_offload:
+        compared = {label: own for label, own in compared.items() if own.equation_3}
     swept = {"sweep": " ".join(extra)} if extra else {}
     shared = {"context": config.context, "lengths": config.lengths.name, "source": source(config)}
     devices = Cluster.of(config.cluster).largest_node
-    return [swept | shared | run | {"host_node_bytes": int(run["host_bytes"]) * devices} for run in found]
+    found = []
+    for run in compare(lengths, compared):
+        more: Run = about if run["label"] == TUNED else {}
+        against = {"speedup_tuned": None} if tuned else {}  # if nothing fits
+        found.append(swept | shared | against | run | {"host_node_bytes": int(run["host_bytes"]) * devices} | more)
+    return (config, compared), found
+
+
+def _tuned_static(config: Config, lengths: list[Ints]) -> tuple[PlanSettings | None, Run]:
+    """The settings at which static is the fastest, and what the search says of them, as JSON; None if nothing fits."""
+    import time
+
+    from engine.fit.suggestions import as_overrides
+    from engine.tune.search import tuned_static
+
+    with waiting("searching the best settings for static"):
+        search = tuned_static(config, lengths, time.monotonic() + _SEARCH_S)
+    if not search.trials:
+        return None, {}
+    best = search.best()[0].candidate
+    tried = len(search.trials) + sum(fallen.count for fallen in search.fallen.values())
+    about = {"set": as_overrides(best.changes), "complete": not search.left, "left": search.left, "tried": tried}
+    return best.settings, about
 
 
 def _compare_offload(runs: list[Run], first: list[str]) -> None:
@@ -192,7 +232,7 @@ def _compare_offload(runs: list[Run], first: list[str]) -> None:
     base: dict[tuple[str, str], float] = {}
     for run in runs if first else ():
         swept = run["sweep"].split()
-        point = run["planner"], " ".join(value for value in swept if not value.startswith(_OFFLOAD))
+        point = str(run["label"]), " ".join(value for value in swept if not value.startswith(_OFFLOAD))
         if f"{_OFFLOAD}{first[0]}" in swept:
             base[point] = run["step_s"]
         run["offload_gain"] = base[point] / run["step_s"] if point in base else None
@@ -200,21 +240,29 @@ def _compare_offload(runs: list[Run], first: list[str]) -> None:
 
 def _text(runs: list[Run]) -> str:
     """Format the tables of all runs, the legend of their columns, and the sources of their lengths."""
-    varying = [name for name in _WORLD if len({run[name] for run in runs}) > 1]
+    from engine.config.units import counted
+
+    # Ranks of static at its best settings, which may have other degrees, are said with these.
+    varying = [name for name in _WORLD if len({run[name] for run in runs if not run["tuned"]}) > 1]
     common = [f"{name} {output.number(runs[0][name])}" for name in _WORLD if name not in varying]
     keys = ["planner", *(["sweep"] if "sweep" in runs[0] else []), *varying]
-    hidden = () if any(run["host_bytes"] for run in runs) else _HOST
-    rows = [
-        {
-            name: f"{value / 2**30:,.1f} GiB" if name in _HOST else output.number(value)
-            for name, value in run.items()
-            if name not in hidden
-        }
+    shown = [name for names in _QUESTIONS.values() for name in names if name in runs[0]]
+    if not any(run["host_bytes"] for run in runs):
+        shown = [name for name in shown if name not in _HOST]
+    cells = [
+        {name: str(run[name]) if name == "sweep" else output.number(run[name]) for name in keys}
+        | {name: f"{run[name] / 2**30:,.1f} GiB" if name in _HOST else output.number(run[name]) for name in shown}
+        | {"planner": str(run["label"])}
         for run in runs
     ]
-    legend = [_LEGEND, *(_MORE[name] for name in rows[0] if name in _MORE)]
-    if any(run["host_bytes"] and run["planner"] in ("naive", "balanced") for run in runs):
+    legend = [_LEGEND, *(_MORE[name] for name in shown if name in _MORE)]
+    if any(run["host_bytes"] and run["equation_3"] for run in runs):
         legend.append(_EQUATION)
+    for run in runs:
+        if run["tuned"]:
+            where = f" of {run['sweep']}" if "sweep" in run else ""
+            state = "" if run["complete"] else f", incomplete: {run['left']:,} of {run['tried']:,} not simulated"
+            legend.append(f"{run['label']}{where}: {run['set']} ({counted(run['ranks'], 'HDP rank')}){state}")
     sources = "; ".join(dict.fromkeys(run["source"] for run in runs))
-    lines = [", ".join(common), "", output.sections(keys, _QUESTIONS, rows), "", *legend]
+    lines = [", ".join(common), "", output.sections(keys, _QUESTIONS, cells), "", *legend]
     return output.fill("\n".join([*lines, f"lengths: {sources}"]).lstrip("\n"))

@@ -24,6 +24,7 @@ from bytescale_cli.options import (
     with_config,
     write_recipe,
 )
+from bytescale_cli.progress import waiting
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
@@ -75,7 +76,8 @@ def tune(
         config, broken = _load(typed, fixed)
     output.say_when_compiling()
     lengths = list(step_lengths(config, steps, output.say))
-    found = search(config, lengths, deadline, fixed)
+    with waiting("searching"):
+        found = search(config, lengths, deadline, fixed)
     best = found.best()
     if not best:
         raise _none(config, found, fixed, broken)

@@ -50,11 +50,12 @@ def equation_3(lengths: Ints, settings: PlanSettings) -> tuple[Ints, Ints]:
     The degree is that of the largest ratio whose copies hide behind a layer's forward pass, if it is lower than without
     offload. Where the equation's interval for the ratio is empty, nothing is offloaded (our reading of the paper). The
     degree is raised where the working set, which the equation leaves out, would not fit the device or the host. The
-    returned ratio is the smallest one at which the shards of this degree fit.
+    returned ratio is the smallest one at which the shards of this degree fit. Without `settings.equation_3` nothing is
+    offloaded.
     """
     layers, capacity = settings.costs.layers, settings.least_capacity
     plain = -(-lengths // capacity)
-    if not settings.offload or layers <= 2:
+    if not (settings.equation_3 and settings.offload) or layers <= 2:
         return plain, np.zeros(len(lengths), dtype=np.int64)
     rates = settings.costs.rates
     forward = rates.token_f + rates.pair_f * (lengths + 1) / 2
@@ -115,13 +116,18 @@ def fits_in_flight(plan: StepPlan, settings: PlanSettings) -> bool:
     return int(away.max()) <= settings.host_memory
 
 
+def needs_offload(settings: PlanSettings) -> bool:
+    """Whether offload is on, and a full micro-batch does not fit every rank without it."""
+    return bool(settings.offload) and not settings.full_fits
+
+
 def fitted(plan: StepPlan, settings: PlanSettings) -> StepPlan:
     """Adjust the plan's offload ratios: raise them where a micro-batch would not fit the device otherwise, and lower
     them where the offloaded activations would not fit the host.
 
     A ratio can be too high for a rank's host because another rank of the ring, with less memory, needs it.
     """
-    if not settings.offload or settings.full_fits:
+    if not needs_offload(settings):
         return plan
     tokens, buffers = micro_loads(plan)
     found = _fitted(plan, tokens, buffers, tokens, settings)

@@ -30,6 +30,7 @@ class PlanSettings:
     offload: int  # largest allowed offload ratio, ppm
     host_memory: int  # host memory minus the model states there; negative if these do not fit
     costs: Costs
+    equation_3: bool = True  # whether naive and balanced offload by this equation, or only what a capacity needs
 
     @classmethod
     def of(cls, config: Config) -> PlanSettings:

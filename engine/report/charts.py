@@ -36,7 +36,8 @@ _MOST_RINGS = 400  # dots of the cost curve; more would make the page slow
 
 
 def speedup_picture(runs: Sequence[Run], size: Size = WIDE) -> str:
-    """Draw a bar per simulated run: its speed-up over `static` at the same sweep point."""
+    """Draw a bar per simulated run: its speed-up over `static`, or the row that `over` names, at its sweep point."""
+    over = runs[0].get("over", "static")
 
     def paint(axes: Axes, rows: Sequence[int]) -> list[Mark]:
         ratios = [run["speedup"] for run in runs]
@@ -45,20 +46,20 @@ def speedup_picture(runs: Sequence[Run], size: Size = WIDE) -> str:
             [1.0] * len(rows), [row - 0.5 for row in rows], [row + 0.5 for row in rows], color=INK, linewidth=1.0
         )
         write_ends(axes, rows, ratios, [f"{ratio:.2f}" for ratio in ratios], size)
-        axes.set_xlabel("speed-up over static")
+        axes.set_xlabel(f"speed-up over {over}")
         return [
             Mark(
                 0,
                 axes.get_xlim()[1],
                 row - 0.5,
                 row + 0.5,
-                f"{run['planner']}: {run['speedup']:.3g} times as fast as static",
+                f"{run['planner']}: {run['speedup']:.3g} times as fast as {over}",
             )
             for row, run in zip(rows, runs, strict=True)
         ]
 
     best = max(runs, key=lambda run: float(run["speedup"]))
-    summary = f"The best is {best['planner']}, {best['speedup']:.2f} times as fast as static."
+    summary = f"The best is {best['planner']}, {best['speedup']:.2f} times as fast as {over}."
     return _bars(AltText("speedup", "Speed-up of each planner", summary), runs, size, paint)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -17,23 +18,26 @@ from engine.report.chrome_trace import Process, simulated_steps
 from engine.report.page import Figure, Page, Table
 from engine.report.timeline import some_ranks, timeline_picture
 from engine.report.words import MODES, NAMES, cell, hdp_ranks, short_seconds, short_tokens, source, without_address
+from engine.simulator.compare import BASELINE, TUNED
 from engine.units import Ints
 
 _ROWS = 24  # ranks in each of several timelines
-_COLUMNS = ("step_s", "tokens_per_s", "speedup", "compute_s", "exposed_comm_s", "bubble", "mfu")
+_COLUMNS = ("step_s", "tokens_per_s", "speedup", "speedup_tuned", "compute_s", "exposed_comm_s", "bubble", "mfu")
 _NOTE = (
     "Bubble: fraction of the step during which a rank is idle: it waits for other ranks or pipeline stages, or for "
     "weights that ZeRO-3 gathers. MFU: model FLOPs divided by the peak FLOPs of all devices."
 )
 
 
-def simulation_page(config: Config, runs: Sequence[Run], lengths: Ints) -> Page:
+def simulation_page(config: Config, runs: Sequence[Run], lengths: Ints, compared: Mapping[str, PlanSettings]) -> Page:
     """Build the page of simulated runs.
 
-    `config` is that of the first simulated sweep point, `lengths` [S] are those of its first step. Runs do not contain
-    their plans, so this step is planned again by each planner for the timelines.
+    `config` and `compared`, the settings of each row by its label, are those of the first simulated sweep point;
+    `lengths` [S] are those of its first step. Runs do not contain their plans, so this step is planned again by each
+    planner for the timelines.
     """
-    settings = PlanSettings.of(config)
+    settings = compared[BASELINE]
+    named = [{**run, "planner": run["label"]} for run in runs]
     steps = int(runs[0]["steps"])
     head = [
         ("model", config.model.name),
@@ -52,9 +56,15 @@ def simulation_page(config: Config, runs: Sequence[Run], lengths: Ints) -> Page:
             ("context", f"{short_tokens(config.context)} tokens"),
         ]
 
-    columns = ["planner", *swept, "ranks", "context", "lengths", *_COLUMNS]
-    rows = [[cell(run, column) for column in columns] for run in runs]
-    speed = "Step time of the fixed mesh (static) divided by that of the planner, for the same steps and sweep point."
+    columns = ["planner", *swept, "ranks", "context", "lengths", *(name for name in _COLUMNS if name in runs[0])]
+    rows = [[cell(run, column) for column in columns] for run in named]
+    over = TUNED if any(run["tuned"] for run in runs) else BASELINE
+    mesh = "at the settings with which it is the fastest" if over == TUNED else "with the settings of the config"
+    speed = f"Step time of the fixed mesh, static, {mesh}, divided by that of the row, for the same steps."
+    if over == TUNED:
+        best = [f"{run['set']}{'' if run['complete'] else ' (search incomplete)'}" for run in runs if run["tuned"]]
+        speed += f" Its settings: {'; '.join(dict.fromkeys(best))}."
+    against = [{**run, "speedup": run.get("speedup_tuned") or run["speedup"], "over": over} for run in named]
     time = (
         "How ranks spend a step, on average: they compute, wait for transfers, reduce gradients and update weights, or "
         "are idle (the bubble)."
@@ -65,38 +75,36 @@ def simulation_page(config: Config, runs: Sequence[Run], lengths: Ints) -> Page:
         headline=headline.of_simulation(runs),
         head=head,
         figures=[
-            Figure.of("Speed-up", speed, partial(speedup_picture, runs)),
-            Figure.of("Where the time goes", time, partial(seconds_picture, runs)),
-            *_timelines(settings, runs, lengths),
+            Figure.of("Speed-up", speed, partial(speedup_picture, against)),
+            Figure.of("Where the time goes", time, partial(seconds_picture, named)),
+            *_timelines(compared, runs, lengths),
         ],
         tables=[Table("Key numbers of the runs", rows, [NAMES.get(name, name) for name in columns], _NOTE)],
     )
 
 
-def simulated_planners(config: Config, runs: Sequence[Run], lengths: Ints) -> list[Process]:
-    """Simulate the first step under each planner of `runs` for a trace; arguments as of `simulation_page`."""
-    settings = PlanSettings.of(config)
-    names = dict.fromkeys(str(run["planner"]) for run in runs)
-    plans = {name: plan_step(lengths, settings.by(name)) for name in names}
-    return [Process(name, simulated_steps([plan], settings.by(name))) for name, plan in plans.items()]
+def simulated_planners(lengths: Ints, compared: Mapping[str, PlanSettings]) -> list[Process]:
+    """Simulate the first step with the settings of each row for a trace; arguments as of `simulation_page`."""
+    plans = {label: plan_step(lengths, own) for label, own in compared.items()}
+    return [Process(label, simulated_steps([plan], compared[label])) for label, plan in plans.items()]
 
 
-def _timelines(settings: PlanSettings, runs: Sequence[Run], lengths: Ints) -> list[Figure]:
-    """Draw the timeline of the first step for each planner, in the same colours, each on its own time scale.
+def _timelines(compared: Mapping[str, PlanSettings], runs: Sequence[Run], lengths: Ints) -> list[Figure]:
+    """Draw the timeline of the first step for each row, in the same colours, each on its own time scale.
 
     On one scale, the boxes of the fastest would be too small to see.
     """
-    names = list(dict.fromkeys(str(run["planner"]) for run in runs))
-    found = {name: simulated(plan_step(lengths, settings.by(name)), settings.by(name), _ROWS) for name in names}
+    found = {label: simulated(plan_step(lengths, own), own, _ROWS) for label, own in compared.items()}
     groups = degree_groups(np.concatenate([each.degree for each in found.values()]))
     point = f" of {runs[0]['sweep']}" if "sweep" in runs[0] else ""
 
     figures = []
-    for name, each in found.items():
+    for label, each in found.items():
         text = (
-            f"The first step{point}, planned by {name}: {short_seconds(each.end_s)} until the last rank finishes. Each "
-            "timeline has its own scale. Hatched: waits for transfers."
+            f"The first step{point}, planned by {label}: {short_seconds(each.end_s)} until the last rank finishes. "
+            "Each timeline has its own scale. Hatched: waits for transfers."
         )
-        picture = partial(timeline_picture, each, key=f"timeline-{name}", groups=groups)
-        figures.append(Figure.of(f"Timeline: {name}", text + some_ranks(each), picture))
+        key = f"timeline-{re.sub(r'[^a-z0-9]+', '-', label)}"
+        picture = partial(timeline_picture, each, key=key, groups=groups)
+        figures.append(Figure.of(f"Timeline: {label}", text + some_ranks(each), picture))
     return figures

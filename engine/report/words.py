@@ -96,6 +96,7 @@ NAMES = {
     "step_s": "step (s)",
     "tokens_per_s": "tokens/s",
     "speedup": "speed-up",
+    "speedup_tuned": "speed-up over static, tuned",
     "compute_s": "compute (s)",
     "exposed_comm_s": "transfer wait (s)",
     "mfu": "MFU",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
@@ -12,21 +13,41 @@ from engine.simulator.timeline import simulate
 from engine.units import Ints
 
 BASELINE = "static"
+TUNED = "static, tuned"
+_BY_EQUATION_3 = ("naive", "balanced")
 _SAME = ("planner", "ranks")
 _HIGHEST = ("peak_bytes", "host_bytes")  # maxima over steps instead of means, because every step must fit
 
 
-def compare(steps: Sequence[Ints], settings: PlanSettings, planners: Sequence[str]) -> list[Facts]:
-    """Simulate `steps` (the lengths of each, [S]) with each planner; returns one dict of facts per planner.
+def rows(settings: PlanSettings, planners: Iterable[str], tuned: PlanSettings | None = None) -> dict[str, PlanSettings]:
+    """The settings of each row of a comparison, by its label: the baseline, then `planners` in their order, each once.
 
-    Facts are means over steps, except for peak memory (maxima) and tokens per second (of all steps together).
-    The baseline always comes first, because speed-ups are relative to it; then `planners` in their order, each once.
+    The settings `tuned`, those at which static is the fastest, come second. If offload is on, naive and balanced have
+    a second row without the offload of equation 3 (planner/ratios.py).
     """
-    runs = []
-    for own in map(settings.by, dict.fromkeys([BASELINE, *planners])):
-        runs.append(mean_outcome((plan_step(lengths, own) for lengths in steps), own))
-    baseline = float(runs[0]["step_s"])
-    return [run | {"speedup": baseline / float(run["step_s"])} for run in runs]
+    found = {BASELINE: settings.by(BASELINE)} | ({} if tuned is None else {TUNED: tuned})
+    for planner in planners:
+        found[planner] = settings.by(planner)
+        if planner in _BY_EQUATION_3 and settings.offload and settings.costs.layers > 2:
+            found[f"{planner}, no eq. 3"] = replace(found[planner], equation_3=False)
+    return found
+
+
+def compare(steps: Sequence[Ints], compared: Mapping[str, PlanSettings]) -> list[Facts]:
+    """Simulate `steps` (the lengths of each, [S]) with each of the settings; returns one dict of facts for each.
+
+    Facts are means over steps, except for peak memory (maxima) and tokens per second (of all steps together). Speed-ups
+    are relative to the row `BASELINE`, and `speedup_tuned` to the row `TUNED`, if there is one.
+    """
+    runs = {label: mean_outcome((plan_step(lengths, own) for lengths in steps), own) for label, own in compared.items()}
+    found = []
+    for label, run in runs.items():
+        own, step_s = compared[label], float(run["step_s"])
+        by_equation_3 = own.planner in _BY_EQUATION_3 and own.equation_3 and own.offload > 0
+        facts: Facts = {"label": label, "tuned": label == TUNED, "equation_3": by_equation_3}
+        facts |= run | {"speedup": float(runs[BASELINE]["step_s"]) / step_s}
+        found.append(facts | ({"speedup_tuned": float(runs[TUNED]["step_s"]) / step_s} if TUNED in runs else {}))
+    return found
 
 
 def mean_outcome(plans: Iterable[StepPlan], settings: PlanSettings) -> Facts:

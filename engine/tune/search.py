@@ -4,8 +4,10 @@
 2. The others get a lower bound of their step time. A bound above the slowest of the best five, or above the fastest of
    the same layout, excludes a candidate.
 3. The rest are planned and simulated, the most promising first: those of the least expected step time, corrected by
-   what simulations of the same layout showed. The bound of the static planner is nearly its step time
-   (planner/baselines/static_bound.py), so few of its settings are simulated. The search also ends when its time is over.
+   what simulations of the same layout showed. The search also ends when its time is over.
+
+The bound of the static planner is nearly its step time (planner/baselines/static_bound.py), so few of its settings are
+simulated.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from engine.tune.space import capacities, layouts, more_capacities
 from engine.units import NS, PPM, Ints
 
 SHOWN = 5  # how many of the best are kept
-_NEAR = 1.25  # layouts of the static planner whose bound is below this many times the least get more capacities
+_NEAR = 1.25  # static: layouts with bounds up to this many times the least get more capacities
 _EQUAL = 1e-6  # step times whose relative difference is smaller count as equal
 
 INVALID = "break a rule of the config"
@@ -58,8 +60,9 @@ class Candidate:
     def expected_s(self) -> float:
         """The step time, in s, if all micro-batches were equal and filled the capacity, each rank busy for the bound.
 
-        The bound of the static planner counts everything. For others this counts what the bound leaves out: copies to the host and gathers that take longer than the compute of a
-        micro-batch, slots, and the time in which stages of a pipeline wait for the first and the last micro-batch.
+        The bound of the static planner leaves nothing out. For others this adds copies to the host and gathers that
+        take longer than the compute of a micro-batch, slots, and the time in which stages of a pipeline wait for the
+        first and the last micro-batch.
         """
         own, costs = self.settings, self.settings.costs
         if own.planner == "static":
@@ -236,18 +239,32 @@ class Search:
         return Trial(candidate, mean_outcome(plans, settings), max(memory, key=lambda one: one.peak))
 
 
+def tuned_static(config: Config, steps: Sequence[Ints], deadline: float) -> Search:
+    """Search the fastest settings of the static planner for a config; arguments as of `search`."""
+    static = config.model_copy(update={"planner": config.planner.model_copy(update={"name": "static"})})
+    return search(static, steps, deadline, shown=1, with_own=False)
+
+
 def search(
-    config: Config, steps: Sequence[Ints], deadline: float, fixed: Collection[str] = (), shown: int = SHOWN
+    config: Config,
+    steps: Sequence[Ints],
+    deadline: float,
+    fixed: Collection[str] = (),
+    *,
+    shown: int = SHOWN,
+    with_own: bool = True,
 ) -> Search:
     """Search the `shown` fastest settings for `steps`, the lengths of each, [S]; `fixed` keys keep their value.
 
     No simulation begins after `deadline`, in seconds of `time.monotonic()`, except the first. The config itself is
-    simulated first, if it fits.
+    simulated first, if it fits and unless `with_own` is false.
     """
     found = Search(steps, shown)
     # Of settings with the same plans, those of the smallest capacity come first: they need the least memory.
     left = sorted(found.candidates(config, fixed), key=lambda one: (one.bound_s, one.settings.capacity))
-    own = next((one for one in left if one.config == config), None)  # is simulated even if there is no time
+    own = next(
+        (one for one in left if with_own and one.config == config), None
+    )  # is simulated even if there is no time
     while left:
         excluded = found.excluded(left)
         for one in excluded:

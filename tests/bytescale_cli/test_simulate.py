@@ -20,8 +20,8 @@ from engine.simulator.compare import compare
 from tests.report.events import checked
 
 PROMISED = {
-    "planner", "ranks", "context", "lengths", "step_s", "tokens_per_s", "speedup", "compute_s", "exposed_comm_s",
-    "bubble",
+    "planner", "tuned", "ranks", "context", "lengths", "step_s", "tokens_per_s", "speedup", "compute_s",
+    "exposed_comm_s", "bubble",
 }  # fmt: skip
 SMALL = ["lengths=byted", "lengths.max=8K", "batch_tokens=64K", "context=8K", "capacity=2K", "cluster.ranks_per_node=4"]
 PLANNERS = ["static", "naive", "balanced", "adaptive"]
@@ -29,7 +29,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def simulated(capsys: Capture, *arguments: str) -> list[dict[str, Any]]:
-    assert run(["simulate", *SMALL, *arguments, "--json"]) == 0
+    assert run(["simulate", "--no-tuned", *SMALL, *arguments, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["schema"], answer["ok"]) == (1, True)
     runs: list[dict[str, Any]] = answer["runs"]
@@ -38,13 +38,51 @@ def simulated(capsys: Capture, *arguments: str) -> list[dict[str, Any]]:
 
 def test_json_has_the_promised_keys_for_each_planner(capsys: Capture) -> None:
     runs = simulated(capsys)
-    assert [one["planner"] for one in runs] == PLANNERS
+    assert [one["label"] for one in runs] == PLANNERS
     for one in runs:
         assert set(one) >= PROMISED
         assert (one["ranks"], one["context"], one["lengths"]) == (4, 8192, "byted")
         assert 0 < one["compute_s"] <= one["step_s"] and 0 <= one["bubble"] < 1 and one["exposed_comm_s"] >= 0
         assert one["speedup"] == pytest.approx(runs[0]["step_s"] / one["step_s"])
     assert runs[0]["speedup"] == 1
+
+
+def test_static_at_its_best_settings_is_a_row(capsys: Capture) -> None:
+    """It is what `tune planner=static` finds. The keys that are set do not limit it."""
+    assert run(["simulate", *SMALL, "--planners", "adaptive", "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(one["label"], one["planner"], one["tuned"]) for one in runs] == [
+        ("static", "static", False),
+        ("static, tuned", "static", True),
+        ("adaptive", "adaptive", False),
+    ]
+    static, tuned, adaptive = runs
+    assert tuned["complete"] and tuned["left"] == 0 and tuned["step_s"] <= static["step_s"]
+    assert adaptive["speedup_tuned"] == pytest.approx(tuned["step_s"] / adaptive["step_s"])
+    others = [text for text in SMALL if not text.startswith("capacity")]
+    assert run(["tune", *others, "planner=static", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["tune"]
+    assert found["complete"] and found["best"][0]["step_s"] == pytest.approx(tuned["step_s"], rel=1e-6)
+    assert run(["simulate", *SMALL, *tuned["set"].split(), "--planners", "static", "--no-tuned", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["step_s"] == tuned["step_s"], "its settings can be typed"
+    assert tuned["set"] in _text(runs) and "incomplete" not in _text(runs)
+    assert "incomplete: 3 of" in _text([one | ({"complete": False, "left": 3} if one["tuned"] else {}) for one in runs])
+
+
+def test_naive_and_balanced_have_a_row_without_equation_3(capsys: Capture) -> None:
+    """Only where they offload by it, and where no sweep compares offload."""
+    long = ["recipe=llama7b-2m", "lengths=byted", "cluster.nodes=8", "lengths.max=256K", "batch_tokens=2M"]
+    long += ["context=256K", "--no-tuned", "--planners", "naive,balanced"]
+    labels = ["static", "naive", "naive, no eq. 3", "balanced", "balanced, no eq. 3"]
+    assert run(["simulate", *long]) == 0
+    printed = capsys.readouterr().out
+    assert [line.split("  ")[0] for line in printed.splitlines()[4:9]] == labels and "no eq. 3: " in printed
+    assert run(["simulate", *long, "--sweep", "offload.ratio=0,auto", "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(one["label"], one["equation_3"]) for one in runs] == [
+        ("static", False), ("naive", False), ("balanced", False),
+        ("static", False), ("naive", True), ("balanced", True),
+    ]  # fmt: skip
 
 
 def test_a_simulation_is_a_function_of_the_config(capsys: Capture) -> None:
@@ -62,15 +100,16 @@ def test_a_simulation_is_a_function_of_the_config(capsys: Capture) -> None:
     ],
 )
 def test_chosen_planners_stand_beside_static_each_once(asked: str, found: list[str], capsys: Capture) -> None:
-    assert [one["planner"] for one in simulated(capsys, "--planners", asked)] == found
-    assert [one["planner"] for one in simulated(capsys, "--sweep", f"planner={asked}")] == found
+    assert [one["label"] for one in simulated(capsys, "--planners", asked)] == found
+    assert [one["label"] for one in simulated(capsys, "--sweep", f"planner={asked}")] == found
 
 
 def test_steps_are_averaged(capsys: Capture) -> None:
     (mean,) = simulated(capsys, "run.seed=5", "--planners", "static", "--steps", "3")
     config = load([*SMALL, "run.seed=5"])
     single = [
-        compare([lengths], PlanSettings.of(config), ["static"])[0]["step_s"] for lengths in step_lengths(config, 3)
+        compare([lengths], {"static": PlanSettings.of(config).by("static")})[0]["step_s"]
+        for lengths in step_lengths(config, 3)
     ]
     assert mean["steps"] == 3
     assert mean["step_s"] == pytest.approx(sum(map(float, single)) / 3)
@@ -95,21 +134,21 @@ def test_a_sweep_is_every_combination(capsys: Capture) -> None:
 
 def test_more_ranks_are_faster(capsys: Capture) -> None:
     runs = simulated(capsys, "--sweep", "cluster.ranks_per_node=4,8,16", "--planners", "balanced", "batch_tokens=256K")
-    times = [one["step_s"] for one in runs if one["planner"] == "balanced"]
+    times = [one["step_s"] for one in runs if one["label"] == "balanced"]
     assert times == sorted(times, reverse=True)
 
 
 @pytest.mark.parametrize("mode", [["zero.stage=3"], ["parallel.pp=2"], ["parallel.tp=2"], ["recompute=layer"]])
 def test_modes_and_degrees_that_cannot_be_trained_yet_can_be_simulated(mode: list[str], capsys: Capture) -> None:
     runs = simulated(capsys, "cluster.ranks_per_node=8", *mode)
-    assert [one["planner"] for one in runs] == PLANNERS
+    assert [one["label"] for one in runs] == PLANNERS
     assert {one["ranks"] for one in runs} == {4 if mode[0].startswith("parallel") else 8}
     for one in runs:
         assert one["compute_s"] + one["exposed_comm_s"] <= one["step_s"]
 
 
 def test_people_get_a_table(capsys: Capture) -> None:
-    assert run(["simulate", *SMALL]) == 0
+    assert run(["simulate", "--no-tuned", *SMALL]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "ranks 4, context 8,192, lengths byted"
     assert lines[2] == "How fast is a step?"
@@ -117,17 +156,17 @@ def test_people_get_a_table(capsys: Capture) -> None:
     assert [line.split()[0] for line in lines[4:8]] == PLANNERS
     assert lines[9] == "Where does its time go?"
     assert [line.split()[0] for line in lines[11:15]] == PLANNERS
-    assert lines[16].startswith("speedup: static's step time / this planner's")
+    assert lines[16].startswith("speedup: step time of static with the settings of this config")
 
 
 def test_a_sweep_has_a_column_that_tells_its_rows_apart(capsys: Capture) -> None:
-    assert run(["simulate", *SMALL, "--sweep", "capacity=2K,4K", "--planners", "static"]) == 0
+    assert run(["simulate", "--no-tuned", *SMALL, "--sweep", "capacity=2K,4K", "--planners", "static"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines[3:6]] == ["sweep", "capacity=2K", "capacity=4K"]
 
 
 def test_what_a_sweep_changes_in_the_cluster_is_a_column(capsys: Capture) -> None:
-    assert run(["simulate", *SMALL, "--sweep", "cluster.ranks_per_node=4,8", "--planners", "static"]) == 0
+    assert run(["simulate", "--no-tuned", *SMALL, "--sweep", "cluster.ranks_per_node=4,8", "--planners", "static"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "context 8,192, lengths byted"
     assert [line.split()[2] for line in lines[3:6]] == ["ranks", "4", "8"]
@@ -137,14 +176,14 @@ def test_a_sweep_of_offload_shows_what_it_gains_and_takes(capsys: Capture) -> No
     """Each planner and each other point of the sweep against its own run at the first ratio."""
     long = ["recipe=llama7b-2m", "lengths=byted", "cluster.nodes=8", "lengths.max=256K", "batch_tokens=2M"]
     swept = ["--sweep", "context=128K,256K", "--sweep", "offload.ratio=0,auto", "--planners", "adaptive"]
-    assert run(["simulate", *long, *swept, "--json"]) == 0
+    assert run(["simulate", "--no-tuned", *long, *swept, "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
     for context in (131072, 262144):
         static, before, _, after = (one for one in runs if one["context"] == context)
         assert static["offload_gain"] == before["offload_gain"] == 1
         assert after["offload_gain"] == pytest.approx(before["step_s"] / after["step_s"]) and after["offload_gain"] >= 1
         assert (before["host_bytes"], after["host_node_bytes"]) == (0, 8 * after["host_bytes"])
-    assert run(["simulate", *long, "context=256K", *swept[2:]]) == 0
+    assert run(["simulate", "--no-tuned", *long, "context=256K", *swept[2:]]) == 0
     out = capsys.readouterr().out
     headers = [line.split()[2:] for line in out.splitlines() if line.startswith("planner ")]
     assert headers[0][-1] == "offload_gain" and headers[2] == ["host_bytes", "host_node_bytes"]
@@ -155,14 +194,14 @@ def test_a_sweep_of_offload_shows_what_it_gains_and_takes(capsys: Capture) -> No
 def test_offload_of_the_papers_planners_is_explained_only_where_it_happens(capsys: Capture) -> None:
     runs = simulated(capsys)
     for planner, explained in (("naive", True), ("balanced", True), ("adaptive", False), ("nobody", False)):
-        shown = _text([one | {"host_bytes": 2**30 if one["planner"] == planner else 0} for one in runs])
+        shown = _text([one | {"host_bytes": 2**30 if one["label"] == planner else 0} for one in runs])
         assert ("equation 3" in shown) == explained
 
 
 def test_errors_in_a_sweep_name_their_runs_and_the_others_are_shown(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "page.html"
     sweep = ["--sweep", "cluster.device_memory=1MiB,100GiB,2MiB", "--planners", "static", "--plot", str(path)]
-    assert run(["simulate", *SMALL, *sweep]) == 10
+    assert run(["simulate", "--no-tuned", *SMALL, *sweep]) == 10
     captured = capsys.readouterr()
     assert [line.split()[1] for line in captured.out.splitlines()[3:5]] == ["sweep", "cluster.device_memory=100GiB"]
     # Where numba has not compiled these functions before, a line says so.
@@ -171,7 +210,7 @@ def test_errors_in_a_sweep_name_their_runs_and_the_others_are_shown(tmp_path: Pa
     for line, value in zip(lines, ("1MiB", "2MiB"), strict=True):
         assert line.startswith("error: cluster.device_memory: ")
         assert f"(in the run with cluster.device_memory={value}); " in line
-    assert run(["simulate", *SMALL, *sweep, "--json"]) == 10
+    assert run(["simulate", "--no-tuned", *SMALL, *sweep, "--json"]) == 10
     answer = json.loads(capsys.readouterr().out)
     assert [one["sweep"] for one in answer["runs"]] == ["cluster.device_memory=100GiB"] and not answer["ok"]
     assert [error["message"].split("=")[-1] for error in answer["errors"]] == ["1MiB)", "2MiB)"]
@@ -180,14 +219,14 @@ def test_errors_in_a_sweep_name_their_runs_and_the_others_are_shown(tmp_path: Pa
 def test_a_sweep_of_which_nothing_runs_shows_no_table(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "page.html"
     sweep = ["--sweep", "cluster.device_memory=1MiB", "--plot", str(path)]
-    assert run(["simulate", *SMALL, *sweep]) == 10
+    assert run(["simulate", "--no-tuned", *SMALL, *sweep]) == 10
     captured = capsys.readouterr()
     assert captured.out == "" and len(captured.err.splitlines()) == 2 and not path.exists()
 
 
 def test_offload_gains_nothing_over_a_run_that_failed() -> None:
     runs = [
-        {"planner": "static", "sweep": f"offload.ratio={ratio} context={context}", "step_s": seconds}
+        {"label": "static", "sweep": f"offload.ratio={ratio} context={context}", "step_s": seconds}
         for ratio, context, seconds in (("0", "4K", 3.0), ("1", "4K", 2.0), ("1", "8K", 2.0))
     ]
     _compare_offload(runs, ["0"])
@@ -227,12 +266,12 @@ def test_a_mistake_is_one_clear_sentence_before_anything_runs(
     arguments: list[str], key: str, cause: str, hint: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.simulator.compare.compare", lambda *_: pytest.fail("it ran"))
-    assert run(["simulate", *SMALL, *arguments]) == 2
+    assert run(["simulate", "--no-tuned", *SMALL, *arguments]) == 2
     captured = capsys.readouterr()
     said = captured.err.splitlines()
     assert captured.out == "" and len(said) == 2
     assert said[0].startswith(f"error: {key}: {cause}") and said[1].startswith("hint: ") and hint in said[1]
-    assert run(["simulate", *SMALL, *arguments, "--json"]) == 2
+    assert run(["simulate", "--no-tuned", *SMALL, *arguments, "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["code"], error["key"]) == (2, key) and error["message"].startswith(cause)
 
@@ -241,19 +280,20 @@ def test_a_calibration_of_another_cluster_is_refused(tmp_path: Path, capsys: Cap
     from engine.cost.datasheets import nominal
 
     nominal("h100x8").write(tmp_path / "h100.json")
-    assert run(["simulate", *SMALL, f"cluster.calibration={tmp_path / 'h100.json'}"]) == 2
+    assert run(["simulate", "--no-tuned", *SMALL, f"cluster.calibration={tmp_path / 'h100.json'}"]) == 2
     assert "it was made for cluster=h100x8, not for cluster=local" in capsys.readouterr().err
 
 
 def test_a_file_without_lengths_is_a_data_error(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "lengths.txt").write_text("100\n-3\n")
     own = ["lengths=file", f"lengths.path={tmp_path / 'lengths.txt'}"]
-    assert run(["simulate", *SMALL, *own]) == 4
+    assert run(["simulate", "--no-tuned", *SMALL, *own]) == 4
     assert f"{tmp_path / 'lengths.txt'}:2: a length is at least 1, not -3" in capsys.readouterr().err
 
 
 def test_it_needs_no_torch() -> None:
-    code = f"import sys; from bytescale_cli.main import run; run({['simulate', *SMALL]!r}); print(*sys.modules)"
+    command = ["simulate", *SMALL, "batch_tokens=16K"]
+    code = f"import sys; from bytescale_cli.main import run; run({command!r}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) & {"torch", "deepspeed", "ray"} == set()
 
@@ -279,11 +319,11 @@ def test_a_bad_place_for_the_page_is_told_before_anything_runs(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.simulator.compare.compare", lambda *_: pytest.fail("it ran"))
-    assert run(["simulate", *SMALL, "--plot", str(tmp_path)]) == 2
+    assert run(["simulate", "--no-tuned", *SMALL, "--plot", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("error: --plot: ")
 
 
 def test_the_peers_of_planners_that_are_not_asked_for_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
     """The recipe's own planner, adaptive, may need four."""
-    assert run(["simulate", *SMALL, "planner.max_peers=3", "--planners", "static", "--json"]) == 0
+    assert run(["simulate", "--no-tuned", *SMALL, "planner.max_peers=3", "--planners", "static", "--json"]) == 0
     assert [one["planner"] for one in json.loads(capsys.readouterr().out)["runs"]] == ["static"]

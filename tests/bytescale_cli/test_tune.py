@@ -64,7 +64,7 @@ def test_the_written_recipe_is_the_best(tuned: tuple[dict[str, Any], Path], caps
         best["zero.stage"],
     )
     assert (written.capacity, written.run.out) == (best["capacity"], "runs/best")
-    assert run(["simulate", "--config", str(file), "--planners", "adaptive", "--json"]) == 0
+    assert run(["simulate", "--config", str(file), "--planners", "adaptive", "--no-tuned", "--json"]) == 0
     (_, adaptive) = json.loads(capsys.readouterr().out)["runs"]
     assert adaptive["step_s"] == best["step_s"]
 

@@ -21,7 +21,7 @@ from engine.report.plan_page import Planned, plan_page
 from engine.report.run import RunData, read_run
 from engine.report.run_page import run_page
 from engine.report.simulation_page import simulation_page
-from engine.simulator.compare import compare
+from engine.simulator.compare import compare, rows
 from engine.simulator.facts import facts
 from tests.report.runs import metrics, plan, write_run
 
@@ -40,9 +40,10 @@ def simulation(sweeps: Sequence[str] = ()) -> Page:
     config = load(SMALL)
     (lengths,) = step_lengths(config, 1)
     shared = {"context": config.context, "lengths": config.lengths.name}
-    found = compare([lengths], PlanSettings.of(config), ["static", "adaptive"])
+    compared = rows(PlanSettings.of(config), ["adaptive"])
+    found = compare([lengths], compared)
     swept = [{"sweep": sweep} for sweep in sweeps] or [{}]
-    return simulation_page(config, [extra | shared | run for extra in swept for run in found], lengths)
+    return simulation_page(config, [extra | shared | run for extra in swept for run in found], lengths, compared)
 
 
 def lengths(share: float = 1.0, *, fits: bool = True) -> Page:

@@ -30,7 +30,7 @@ def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
 
 @njit
 def best_bins(sizes: Ints, capacity: int) -> Ints:
-    """Return the bin of each item of `sizes` [S] as `best_fit` packs them, [S]. Bins are numbered as they are opened."""
+    """Return the bin of each item as `best_fit` packs `sizes` [S], [S]. Bins are numbered as they are opened."""
     found = np.empty(len(sizes), np.int64)
     # The bins in ascending order of the space that they have left, equal ones in the order of their numbers.
     space, number = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64)

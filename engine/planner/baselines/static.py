@@ -22,7 +22,7 @@ from engine.units import Ints
 class Mesh(NamedTuple):
     """The micro-batches of a step on the mesh, in the order in which they run.
 
-    Micro-batch m has the sequences sequences[start[m] : start[m + 1]], on the ranks group[m] CP .. (group[m] + 1) CP - 1.
+    Micro-batch m has the sequences sequences[start[m] : start[m + 1]]; group g has the ranks g CP .. (g + 1) CP - 1.
     """
 
     cp: int  # ranks of a group

@@ -21,6 +21,7 @@ from engine.planner.baselines.static import Mesh, assigned
 from engine.planner.plan.order import one_f_one_b
 from engine.planner.plan.rows import grouped
 from engine.planner.plan.schedule import call_start, chunk_start
+from engine.planner.ratios import needs_offload
 from engine.planner.settings import PlanSettings
 from engine.units import PPM, Bools, Floats, Ints
 
@@ -74,13 +75,12 @@ def _member(lengths: Ints, mesh: Mesh, part: int, settings: PlanSettings) -> _Me
     first = mesh.group * mesh.cp
     rank, home = first + part, settings.cluster.node_of
     crosses = home[rank] != home[first + (part + 1) % mesh.cp]
-    offload, full = np.zeros_like(tokens), np.int64(settings.capacities.max())
+    offload = np.zeros_like(tokens)
     # Only what does not fit otherwise is offloaded (`fitted` in planner/ratios.py). In a pipeline that depends on what
     # else is in flight, so nothing is assumed.
-    if settings.offload and settings.stages == 1:
-        if int(settings.costs.peak_bytes(full, full)) > int(settings.cluster.memory.min()):
-            holds = settings.capacities[rank], settings.cluster.memory[rank]
-            offload = np.minimum(least_ratio(settings.costs, tokens, buffers, *holds), settings.offload)
+    if settings.stages == 1 and needs_offload(settings):
+        holds = settings.capacities[rank], settings.cluster.memory[rank]
+        offload = np.minimum(least_ratio(settings.costs, tokens, buffers, *holds), settings.offload)
     return _Member(shards, filled, tokens, pairs, offload, 100.0 / settings.cluster.speed[rank], crosses)
 
 
