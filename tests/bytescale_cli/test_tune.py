@@ -189,3 +189,17 @@ def test_an_existing_file_is_refused_before_the_search(capsys: Capture, tmp_path
     file.write_text("")
     code, error = failure(capsys, *SMALL, "--out", str(file))
     assert (code, error["key"]) == (2, "--out") and "exists" in error["message"] and file.read_text() == ""
+
+
+def test_a_search_that_did_not_finish_says_so_first(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--seconds 1` may be enough, so the clock is advanced."""
+    clock = iter(range(0, 10**6, 1000))
+    monkeypatch.setattr("bytescale_cli.tune.time.monotonic", lambda: next(clock))
+    assert run(["tune", *SMALL, *QUICK]) == 0
+    assert capsys.readouterr().out.startswith("incomplete: ")
+    assert run(["tune", *SMALL, *QUICK, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["tune"]
+    assert not found["complete"] and found["left"] > 0
+    monkeypatch.undo()
+    assert run(["tune", *SMALL, "planner=static"]) == 0
+    assert "incomplete" not in capsys.readouterr().out.splitlines()[0]

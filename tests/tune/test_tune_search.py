@@ -30,6 +30,7 @@ from engine.tune.search import (
     behind,
     enough_nodes,
     search,
+    tuned_static,
 )
 from engine.tune.space import SEARCHED, capacities, layouts
 from engine.units import Ints
@@ -223,3 +224,13 @@ def test_a_pipeline_of_slices_is_about_as_fast_as_no_pipeline_at_8192_devices() 
         config = load([*keys, f"parallel.pp={stages}"])
         step_s[stages] = search(config, list(step_lengths(config, 1)), NEVER, fixed).best()[0].step_s
     assert 0.95 < step_s[4] / step_s[1] < 1.1
+
+
+def test_the_search_for_static_is_complete_and_simulates_few(steps: list[Ints]) -> None:
+    """Its best is that of simulating every candidate, because the bound is nearly the time."""
+    config = load([*SMALL, "planner=static"])
+    found = tuned_static(config, steps, NEVER)
+    every = list(Search(steps).candidates(config, []))
+    fastest = min(every, key=lambda one: simulated(steps, one.settings))
+    assert found.best()[0].step_s == pytest.approx(simulated(steps, fastest.settings), rel=1e-6)
+    assert found.left == 0 and len(found.trials) < 10 < len(every)
