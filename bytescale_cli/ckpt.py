@@ -146,8 +146,7 @@ def import_(
     found = import_weights(folder, out)
     counts = [counted(found[f"{noun}s"], noun) for noun in ("tensor", "parameter", "shard")]
     output.say(f"{found['out']}: {', '.join(counts)}")
-    angles = shlex.join(found["angles"])
-    output.say(f"training keeps the recipe's rotary embedding settings; to use those of the weights, add: {angles}")
+    output.say("run.weights alone is enough; a recipe made for weights then keeps its rotary embedding (model.rope...)")
     output.emit({"import": found}, shlex.join(found["overrides"]), as_json=json)
 
 

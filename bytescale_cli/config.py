@@ -27,7 +27,7 @@ def show(
     debug: Debug = False,
 ) -> None:
     """Print every value after all overrides. Lengths are in tokens, sizes in bytes."""
-    from engine.config.load import resolved_yaml
+    from engine.config.load import load, resolved_yaml
     from engine.config.resolved import flat
 
     config = loaded(overrides, config_file)
@@ -38,7 +38,11 @@ def show(
         from engine.config.keys import leaf_of
         from engine.config.origin import origins
 
-        places = origins(with_config(overrides, config_file))
+        typed = with_config(overrides, config_file)
+        places = origins(typed)
+        if config.run.weights is not None:
+            before, after = (flat(one.model.model_dump(mode="json")) for one in (load(typed, rules=False), config))
+            places |= {f"model.{key}": "run.weights" for key, value in after.items() if before[key] != value}
         answer["origin"] = places
         # Keys of a source that are not set have no place of their own, only that of data.sources.
         shown = {key: places.get(key) or places[leaf_of(key)] for key in flat(values)}

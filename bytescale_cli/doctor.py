@@ -16,6 +16,7 @@ from bytescale_cli.options import (
     Json,
     Overrides,
     config_as_typed,
+    load_with_weights,
     named_as_typed,
     with_aliases,
     with_config,
@@ -47,11 +48,9 @@ def doctor(
 
     With a recipe, the checks are those of its runs: enough space for its checkpoints, GPUs for its cluster.
     """
-    from engine.config.load import load
-
     aliases = {("--hostfile", "cluster.hostfile"): hostfile}
     with config_as_typed(config_file), named_as_typed(aliases):
-        config = load(with_aliases(with_config(overrides, config_file), aliases))
+        config = load_with_weights(with_aliases(with_config(overrides, config_file), aliases))
 
         from engine.cluster.cluster import Cluster
         from engine.doctor.examine import examine

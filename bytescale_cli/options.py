@@ -209,10 +209,27 @@ def with_config(overrides: Sequence[str] | None, file: str | None) -> list[str]:
 
 def loaded(overrides: Sequence[str] | None, file: str | None, say: Callable[[str], None] = lambda line: None) -> Config:
     """Load the config of a command's overrides and its `--config FILE`; `say` as in engine.config.load.load."""
+    with config_as_typed(file):
+        return load_with_weights(with_config(overrides, file), say)
+
+
+def load_with_weights(
+    overrides: Sequence[str],
+    say: Callable[[str], None] = lambda line: None,
+    say_model: Callable[[str], None] = output.say,
+    *,
+    rules: bool = True,
+    elsewhere: bool = False,
+) -> Config:
+    """Load the config of overrides, with the model of its `run.weights`; see engine.config.load.load."""
     from engine.config.load import load
 
-    with config_as_typed(file):
-        return load(with_config(overrides, file), say)
+    # The quickstart begins without weights.
+    if rules and not {"recipe", "run.weights"} & {text.partition("=")[0] for text in overrides}:
+        return load(overrides, say)
+    from engine.weights.model import model_of
+
+    return load(overrides, say, rules=rules, model_of=model_of, say_model=say_model, elsewhere=elsewhere)
 
 
 @contextmanager

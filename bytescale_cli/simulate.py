@@ -17,6 +17,7 @@ from bytescale_cli.options import (
     Trace,
     check_steps,
     config_as_typed,
+    load_with_weights,
     plot_path,
     say_toys,
     trace_path,
@@ -144,13 +145,11 @@ def _points(overrides: list[str], swept: dict[str, list[str]]) -> Iterator[Point
     from functools import cache
     from itertools import product
 
-    from engine.config.load import load
-
     say = cache(output.say)  # each line once, not at every point
     for chosen in product(*swept.values()):
         extra = [f"{key}={value}" for key, value in zip(swept, chosen, strict=True)]
         try:
-            yield load([*overrides, *extra], say), extra
+            yield load_with_weights([*overrides, *extra], say, say), extra
         except ConfigError as error:
             raise _in_run(error, extra) from error
 

@@ -21,6 +21,7 @@ from bytescale_cli.options import (
     Overrides,
     choice,
     config_as_typed,
+    load_with_weights,
     named_as_typed,
     say_toys,
     whole_number,
@@ -69,7 +70,6 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train the model of a recipe."""
-    from engine.config.load import load
     from engine.launch.joined import joined
 
     aliases = {
@@ -81,13 +81,14 @@ def train(
     with config_as_typed(config_file), named_as_typed(aliases):
         place = joined(os.environ, terminal=os.isatty(0)) if launcher in (None, "slurm") else None
         with _silent_unless_first(place):
-            config = load([*given, *(place.settings(given) if place else [])])
+            submitted = launcher in ("slurm", "k8s") and not place
+            config = load_with_weights([*given, *(place.settings(given) if place else [])], elsewhere=submitted)
         if place and not place.first:
             from engine.launch.join import take_part
             from engine.run.folder import RunFolder
 
             sys.exit(0 if dry_run else take_part(place, RunFolder(Path(config.run.out))))
-        if launcher in ("slurm", "k8s") and not place:
+        if submitted and launcher:
             from_where = None if resume == "auto" else resume
             flags = {"--config": config_file, "--nproc": nproc, "--out": out, "--resume": from_where}
             typed = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]

@@ -18,6 +18,7 @@ from bytescale_cli.options import (
     check_at_least,
     check_steps,
     config_as_typed,
+    load_with_weights,
     new_recipe,
     say_toys,
     whole_number,
@@ -115,15 +116,14 @@ def _load(typed: Sequence[str], fixed: Collection[str]) -> tuple[Config, str]:
     Else, or if its calibration cannot be used, raises ConfigError.
     """
     from engine.config.checks import check
-    from engine.config.load import load
     from engine.cost.model import machine
     from engine.fit.suggestions import with_values
     from engine.tune.space import layouts
 
-    config = load(typed, output.say, rules=False)
+    config = load_with_weights(typed, output.say, rules=False)
     problems = check(config)
     if all(check(with_values(config, changes)) for changes in layouts(config, fixed)):
-        load(typed)  # raises, and names the place of each problem
+        load_with_weights(typed)  # raises, and names the place of each problem
     machine(config)  # or each setting would fail for the same reason
     return config, "; ".join(f"{problem.key}: {problem.message}" for problem in problems)
 

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from engine.config import checks
 from engine.config.resolved import diff, digest, read_resolved, resolved_yaml
 from engine.config.schema import Config
 from engine.config.tree import recipes
 from engine.config.validate import right_part, validate
-from engine.errors import ConfigError
+from engine.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from engine.config.own import OwnRecipe
+    from engine.config.weights import Fitted, ModelOf
 
 __all__ = ["diff", "digest", "load", "read_resolved", "recipes", "resolved_yaml"]
 
 
-def load(overrides: Sequence[str], say: Callable[[str], None] = lambda line: None, *, rules: bool = True) -> Config:
+def load(
+    overrides: Sequence[str],
+    say: Callable[[str], None] = lambda line: None,
+    *,
+    rules: bool = True,
+    model_of: ModelOf | None = None,
+    say_model: Callable[[str], None] = lambda line: None,
+    elsewhere: bool = False,
+) -> Config:
     """Load the config of a recipe with these overrides; `load([])` is the quickstart.
 
     The recipe is packaged (`recipe=NAME`) or a YAML file (`recipe=PATH`). If documents are named, on the command line
@@ -22,6 +36,10 @@ def load(overrides: Sequence[str], say: Callable[[str], None] = lambda line: Non
     (named.py). Raises ConfigError with every wrong key, type and bound, and with every broken rule between keys; what a
     file sets is named by file and line. Rules run only if all keys and names are spelt correctly; otherwise they would
     check values that the user did not mean. Without `rules` they do not run at all.
+
+    With `model_of` the model of a config with `run.weights` is that of the weights; `say_model` gets a line about what
+    this replaces (weights.py). Raises DataError if there are no such weights, unless a recipe names weights, or the run
+    will be `elsewhere`, on machines that have them: then the model is the recipe's.
     """
     # Imported here because ranks import this module to read a resolved config, and Hydra is slow to import.
     from engine.config.compose import compose
@@ -39,6 +57,11 @@ def load(overrides: Sequence[str], say: Callable[[str], None] = lambda line: Non
         values = compose(good, own)
     except ConfigError as error:
         raise ConfigError.of([*problems, *located(error.problems, good, own)]) from error
+    if model_of is not None and isinstance(values["run"].get("weights"), str):
+        fitted = _with_weights(values, good, own, model_of, wrong=bool(problems), elsewhere=elsewhere)
+        values, problems = fitted.values, [*problems, *fitted.problems]
+        if fitted.line and not problems:
+            say_model(fitted.line)
     typed = {key: text for recipe in reversed(own) for key, text in recipe.texts.items()}
     config, invalid = validate(values, typed | dict(text.split("=", 1) for text in good))
     if not problems and not (config and not rules):
@@ -51,3 +74,33 @@ def load(overrides: Sequence[str], say: Callable[[str], None] = lambda line: Non
     if chosen.conflict and config.lengths.name != "data":
         say(chosen.conflict)
     return config
+
+
+def _with_weights(
+    values: dict[str, Any],
+    good: Sequence[str],
+    own: Sequence[OwnRecipe],
+    model_of: ModelOf,
+    *,
+    wrong: bool,
+    elsewhere: bool,
+) -> Fitted:
+    """Give composed values the model of `run.weights`.
+
+    A recipe that names weights has their model, so they may be missing where it is only planned. If other settings are
+    `wrong`, missing weights are no error. Raises DataError as `load` does.
+    """
+    from engine.config.compose import layers
+    from engine.config.weights import Fitted, names_weights, with_weights
+
+    weights = values["run"]["weights"]
+    of_recipe = any(names_weights(path) for path, _ in layers(good, own))
+    try:
+        theirs = model_of(weights, str(values["run"]["out"]))
+    except DataError:
+        if wrong or ((of_recipe or elsewhere) and not Path(weights).exists()):
+            named = any(text.startswith("run.weights=") for text in good)
+            line = f"run.weights={weights} is not here, so the model is that of recipe={values['recipe']}"
+            return Fitted(values, [], line if named else None)
+        raise
+    return with_weights(values, good, own, of_recipe, theirs)

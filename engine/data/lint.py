@@ -76,7 +76,7 @@ CHECKS: Mapping[str, Check] = {
     "L15": Check(False, "documents longer than context", "raise context, unless they may be split into pieces"),
     "L16": Check(False, "documents longer than batch_tokens", "raise batch_tokens, or shorten them: each is a step"),
     "L17": Check(False, "chats with an empty message", "remove it, or the chat: an empty answer is trained on"),
-    "L18": Check(False, "chats with an unknown role", "correct it, unless the template knows it: it may be left out"),
+    "L18": Check(False, "chats with an unknown role", "write user or assistant, unless the template knows it"),
 }
 
 

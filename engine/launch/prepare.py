@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from engine import files
 from engine.config.load import diff, read_resolved, resolved_yaml
@@ -17,20 +18,23 @@ from engine.config.units import counted
 from engine.data.block_files import write_blocks
 from engine.data.ledger import Ledger
 from engine.data.overview import Corpora, tokenizer_facts
+from engine.data.pack import Tokens
 from engine.data.steps import Cursor
-from engine.errors import CheckpointError, ConfigError, PreflightError, RunFolderError
+from engine.errors import CheckpointError, ConfigError, DataError, PreflightError, RunFolderError
 from engine.files import LOCK, write_durably, write_json
 from engine.launch.launch import Launch
 from engine.launch.say import Say
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
+from engine.readers import read_object
 from engine.run import checkpoints, metrics, saved
 from engine.run.checkpoints import TrainState, newest_first
 from engine.run.compatibility import check_compatible, check_fingerprints, same_run
 from engine.run.folder import RunFolder
 from engine.run.remote import Remote, fetch, is_url, reaching
 from engine.trainer.schedule import learning_rate
+from engine.weights.generation import read_generation
 from engine.weights.tokenizer import check_tokenizer
 
 
@@ -348,6 +352,8 @@ def write_facts(folder: RunFolder, config: Config, corpora: Corpora, parameters:
         "tokenizers": sorted({corpus.kind or "unknown" for corpus in corpora.sources}),
         "bos": bos,
         "eos": eos,
+        "end_of_turn": _end_of_turn(config),
+        "generation": _generation(folder, config, eos),
         "bigram_nats": known and known.bigram_nats,
         "documents": known and known.training + known.validation,
         "empty_documents": known and known.empty,
@@ -355,3 +361,23 @@ def write_facts(folder: RunFolder, config: Config, corpora: Corpora, parameters:
         "parameters": parameters,
     }
     write_json(folder.summary, facts)
+
+
+def _end_of_turn(config: Config) -> int | None:
+    """Return the token with which the chat template of `data.tokenizer` ends a turn; None if there is none."""
+    try:
+        return Tokens.of(config.data).open().end_of_turn
+    except DataError:  # token files do not need their tokenizer
+        return None
+
+
+def _generation(folder: RunFolder, config: Config, eos: int | None) -> dict[str, Any]:
+    """Return the generation_config.json of `run.weights`; that of summary.json for a run that was started before.
+
+    `eos` is that of the documents.
+    """
+    weights = config.run.weights
+    if weights is not None and Path(weights).is_dir():
+        return read_generation(Path(weights), eos)
+    found = read_object(folder.summary).get("generation") if weights is not None and folder.summary.exists() else None
+    return found if isinstance(found, dict) else {}

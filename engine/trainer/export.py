@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from engine.config.load import read_resolved
 from engine.config.schema import Config
-from engine.data.tokenizers.load import BYTES, recognise, tokenizer_file
+from engine.data.tokenizers.load import BYTES, open_tokenizer, recognise, tokenizer_file
 from engine.dtypes import DTYPES
 from engine.errors import CheckpointError, DataError
+from engine.files import write_json
 from engine.readers import LARGE, read_bytes, read_object
 from engine.run import checkpoints
 from engine.run.checkpoints import TrainState
@@ -24,6 +26,7 @@ from engine.run.saved import verified
 from engine.weights.architectures import HEAD, tensor_names
 from engine.weights.check import expected_shapes
 from engine.weights.config_json import config_json
+from engine.weights.generation import GENERATION, generation_config
 from engine.weights.tokenizer import copy_tokenizer
 from engine.weights.write import Entry, new_folder, write_weights
 from engine.zero.states import Weights, master_weights, model_weights
@@ -47,8 +50,11 @@ def export_weights(
         held = model_weights(folder)
         weights = master_weights(folder) if (dtype, config.dtype) == ("fp32", "bf16") else held
         entries = _entries(weights, config, DTYPES[dtype])
-        ends = facts.get("bos"), facts.get("eos")  # of the documents' tokenizer
+        ends_turn = {} if "end_of_turn" in facts else {"end_of_turn": _end_of_turn(config.data.tokenizer)}
+        generation = generation_config({**facts, **ends_turn})
+        ends = generation.get("bos_token_id"), generation.get("eos_token_id")
         described = config_json(config.model, config.context, str(DTYPES[dtype]).removeprefix("torch."), *ends)
+        write_json(draft / GENERATION, generation)
         tokenizer = _copy_tokenizer(config.data.tokenizer, made_by_others(facts), draft, say)
         shards = write_weights(draft, described, entries, shard_bytes)
     return {
@@ -93,6 +99,13 @@ def open_checkpoint(source: Path, say: Callable[[str], None]) -> Saved:
 def made_by_others(facts: Mapping[str, Any]) -> list[str]:
     """Return the kinds of tokenizers, other than bytes, that made the tokens of a run's documents."""
     return [kind for kind in facts.get("tokenizers", []) if kind != BYTES]
+
+
+def _end_of_turn(tokenizer: str) -> int | None:
+    """Return the token that ends a turn, for runs whose summary.json does not have it; None if it is not known."""
+    with suppress(DataError):
+        return open_tokenizer(tokenizer).end_of_turn
+    return None
 
 
 def _copy_tokenizer(tokenizer: str, others: list[str], draft: Path, say: Callable[[str], None]) -> list[str]:

@@ -20,10 +20,11 @@ from engine.run.checkpoints import MANIFEST
 from engine.trainer.export import made_by_others, open_checkpoint
 from engine.weights.check import check_weights
 from engine.weights.config_json import CONFIG, read_config
-from engine.weights.copy import read_model
 from engine.weights.finite import STORED
 from engine.weights.folder import read_headers
+from engine.weights.generation import read_generation, stop_tokens
 from engine.weights.load import load_weights
+from engine.weights.model import read_model
 from engine.zero.states import model_weights
 
 PIECE = 512  # tokens of the prompt that pass through the model at once; the memory of logits is proportional to it
@@ -38,10 +39,14 @@ class Language(NamedTuple):
     context: int  # tokens that a sequence had in training, at most
     source: Path  # checkpoint or folder
     step: int | None  # of the checkpoint
+    stops: frozenset[int] = frozenset()  # tokens that end a text, besides EOS
 
 
 class Continuation(NamedTuple):
-    """The tokens that follow a prompt, without EOS, and why there are no more: `tokens`, `context` or `eos`."""
+    """The tokens that follow a prompt, without the one that ends them, and why there are no more.
+
+    The reason is `tokens`, `context` or `eos`.
+    """
 
     ids: list[int]
     stopped: str
@@ -123,7 +128,7 @@ def continued(found: Language, prompt: list[int], tokens: int, temperature: floa
             positions = torch.arange(attention.tokens, attention.tokens + len(piece), device=device)
             logits = model(piece, positions, attention=attention)[-1]
         token = _choose(logits, found, temperature, generator)
-        if token == found.tokenizer.eos:
+        if token == found.tokenizer.eos or token in found.stops:
             return Continuation(chosen, "eos")
         chosen.append(token)
         if len(chosen) == tokens:
@@ -166,7 +171,8 @@ def _of_checkpoint(source: Path, tokenizer: str | None, device: torch.device, sa
     with torch.no_grad():
         for name, target in chain(model.named_parameters(), model.named_buffers()):
             target.copy_(weights[name]())
-    return Language(model, words, saved.config.context, saved.folder, saved.state.step)
+    stops = frozenset(stop_tokens(saved.facts) if tokenizer is None else ())
+    return Language(model, words, saved.config.context, saved.folder, saved.state.step, stops)
 
 
 def _of_folder(folder: Path, tokenizer: str | None, device: torch.device, say: Callable[[str], None]) -> Language:
@@ -182,4 +188,5 @@ def _of_folder(folder: Path, tokenizer: str | None, device: torch.device, say: C
         model = build_model(config).to(dtype).eval()
     load_weights(model, config.model, folder)
     context = read_config(folder).get("max_position_embeddings")
-    return Language(model, words, context if isinstance(context, int) else config.context, folder, None)
+    stops = frozenset(stop_tokens({"generation": read_generation(folder)}) if tokenizer is None else ())
+    return Language(model, words, context if isinstance(context, int) else config.context, folder, None, stops)

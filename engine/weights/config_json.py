@@ -6,10 +6,12 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from engine.config.schema import Model
+from engine.config.spelling import hub_hint
 from engine.errors import DataError, Problem
 from engine.readers import read_object
 from engine.weights.architectures import ARCHITECTURES, Architecture, architecture_of
@@ -53,7 +55,8 @@ def read_config(folder: Path, place: str | None = None) -> dict[str, Any]:
     """
     path, place = folder / CONFIG, place or str(folder)
     if not folder.is_dir():
-        raise DataError("is not a folder", key=place, hint="choose one with config.json and safetensors files")
+        hint = "; ".join(filter(None, ("choose one with config.json and safetensors files", hub_hint(str(folder)))))
+        raise DataError("is not a folder", key=place, hint=hint)
     try:
         return read_object(path, hint=_COPY_AGAIN)
     except FileNotFoundError:
@@ -76,6 +79,9 @@ def model_values(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
         message = "architectures is missing" if name is None else f"{key}={json.dumps(name)} is not supported"
         hint = f"supported: {', '.join(json.dumps([one.name]) for one in ARCHITECTURES)}"
         raise DataError(message, key=str(path), hint=hint)
+    if config.get("model_type") not in (None, known.model_type):  # by which transformers chooses
+        message = f"architectures is {json.dumps([known.name])}, but model_type {json.dumps(config['model_type'])}"
+        raise DataError(message, key=str(path), hint=FIX)
     values = {"name": known.model_type, "experts": 1, "top_k": 1} | {
         ours: config.get(theirs) for ours, theirs in known.keys.items()
     }
@@ -109,7 +115,7 @@ def with_their_keys(text: str) -> str:
     return re.sub(r"\bmodel\.(?:rope\.)?(\w+)", lambda found: names.get(found[1], found[1]), text)
 
 
-def config_json(shape: Model, context: int, dtype: str, bos: int | None, eos: int | None) -> dict[str, Any]:
+def config_json(shape: Model, context: int, dtype: str, bos: int | None, eos: int | list[int] | None) -> dict[str, Any]:
     """Return the content of config.json for a model.
 
     `context` is the longest context in training, `dtype` PyTorch's name of the stored dtype (bfloat16), `bos` and `eos`
@@ -157,18 +163,18 @@ def _wrong_type(key: str, value: Any, kind: Any, path: Path) -> Iterator[Problem
 def _rope_values(config: Mapping[str, Any], known: Architecture, path: Path) -> tuple[dict[str, Any], list[Problem]]:
     """Return the values of our keys `rope_theta` and `rope.*`, and the problems with them."""
     # transformers 5 has one key, `rope_parameters`. Earlier versions have two, `rope_scaling` and `rope_theta`.
-    both = [config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)]
-    for one in both:
+    both = {key: config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)}
+    for one in both.values():
         if not isinstance(one, dict):
             return {}, [Problem(f"the rotary scaling must be a JSON object, not {json.dumps(one)}", str(path), FIX)]
-    if len(both) == 2 and _rope_meaning(both[0]) != _rope_meaning(both[1]):
-        # transformers takes rope_scaling, other programs rope_parameters.
-        hint = "remove the one that is not meant; transformers uses rope_scaling"
-        return {}, [Problem("rope_parameters and rope_scaling differ", str(path), hint)]
-    given = both[0] if both else {}
-    kind = _rope_kind(given)
-    thetas = [values["rope_theta"] for values in (*both, config) if values.get("rope_theta") is not None]
-    theta = [*thetas, known.rope_theta][0]
+    beside = config.get("rope_theta")
+    meanings = {key: _rope_meaning(one, known.rope_theta if beside is None else beside) for key, one in both.items()}
+    if beside is not None:
+        meanings["rope_theta"] = {"rope_theta": beside}
+    if problem := _differ(meanings, path):
+        return {}, [problem]
+    given: Mapping[str, Any] = next(iter(both.values()), {})
+    kind, theta = _rope_kind(given), next((one["rope_theta"] for one in meanings.values()), known.rope_theta)
     values: dict[str, Any] = {"rope_theta": float(theta) if isinstance(theta, int) else theta}
     problems = [*_wrong_type("rope_theta", theta, float, path)]
     if kind == "default":
@@ -190,8 +196,30 @@ def _rope_kind(given: Mapping[str, Any]) -> Any:
     return given.get("rope_type") or given.get("type") or "default"
 
 
-def _rope_meaning(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an object of config.json says about rotary scaling, in one spelling; `default` has no parameters."""
+def _rope_meaning(given: Mapping[str, Any], theta: Any) -> dict[str, Any]:
+    """Return what an object of config.json says about the rotary embedding, in one spelling.
+
+    `theta` is the base if the object has none. `default` has no parameters but this.
+    """
     kind, names = _rope_kind(given), ("rope_type", "type", "rope_theta")
     scaling = {key: value for key, value in given.items() if key not in names and value is not None}
-    return {"kind": kind} | ({} if kind == "default" else scaling)
+    base = given.get("rope_theta")
+    meaning = {"rope_type": kind, "rope_theta": theta if base is None else base}
+    return meaning | ({} if kind == "default" else scaling)
+
+
+def _differ(meanings: Mapping[str, Mapping[str, Any]], path: Path) -> Problem | None:
+    """Return the problem if keys of config.json say the same things differently: `meanings` by key. Else None.
+
+    Programs take different ones: transformers 5 takes rope_scaling, and a base inside it before one beside it.
+    """
+    for (one, first), (other, second) in combinations(meanings.items(), 2):
+        # `rope_theta` says nothing about the others.
+        said = set(first) & set(second) if "rope_theta" in (one, other) else {*first, *second}
+        for key in sorted(said):
+            if first.get(key) != second.get(key):
+                message = (
+                    f"{one} and {other} differ: {key} is {json.dumps(first.get(key))} and {json.dumps(second.get(key))}"
+                )
+                return Problem(message, str(path), "remove the one that is not meant; transformers uses rope_scaling")
+    return None

@@ -7,16 +7,16 @@ import shutil
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from engine.config.load import load
-from engine.config.schema import Config
 from engine.data.tokenizers.load import IN_FOLDER
-from engine.errors import ConfigError, DataError, Problem
+from engine.errors import ConfigError
 from engine.weights.check import check_weights
-from engine.weights.config_json import CONFIG, FIX, model_values, override_value, read_config, with_their_keys
+from engine.weights.config_json import CONFIG
 from engine.weights.finite import not_finite, not_finite_error
 from engine.weights.folder import INDEX, SINGLE, Header, read_headers
+from engine.weights.generation import GENERATION, read_generation
+from engine.weights.model import read_model
 from engine.weights.tokenizer import copy_tokenizer
 from engine.weights.write import new_folder
 
@@ -24,18 +24,18 @@ from engine.weights.write import new_folder
 def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
     """Check a Hugging Face folder, and copy the files that training needs to the new folder `out` if it is given.
 
-    Returns a summary for the user. Its `overrides` set a recipe's model, tokenizer and weights to these; `angles` are
-    the overrides of the rotary embedding, listed separately because recipes for longer contexts set their own. Files
-    are copied unchanged, because training reads Hugging Face's format. Without a copy, all weights are read too, to
-    find NaN and infinity. Raises DataError for a folder that is incomplete, contains NaN or infinity, or has an
+    Returns a summary for the user. Its `overrides` set a recipe's model, tokenizer and weights to these. Files are
+    copied unchanged, because training reads Hugging Face's format. Without a copy, all weights are read too, to find
+    NaN and infinity. Raises DataError for a folder that is incomplete, contains NaN or infinity, or has an
     unsupported model, and ConfigError if `out` is `folder`, or exists and is not empty.
     """
     if out is not None and out.exists() and folder.exists() and out.samefile(folder):
         hint = "omit --out: training can read this folder"
         raise ConfigError("is the folder being imported", key="--out", hint=hint)
-    config, shape, angles = read_model(folder)
+    config, overrides = read_model(folder)
     headers = read_headers(folder)
     check_weights(folder, config)
+    read_generation(folder)  # raises for one that cannot be used
     tokenizer = any((folder / name).is_file() for name in IN_FOLDER)
     if out is None:
         _read_files(folder, headers, None)
@@ -45,7 +45,8 @@ def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
             single = SINGLE in {header.file for header in headers.values()}
             if tokenizer:
                 copy_tokenizer(str(folder), draft)
-            for file in [CONFIG] if single else [INDEX, CONFIG]:
+            more = [GENERATION] if (folder / GENERATION).is_file() else []
+            for file in [*more, CONFIG] if single else [*more, INDEX, CONFIG]:
                 shutil.copyfile(folder / file, draft / file)
     return {
         "out": str(out or folder),
@@ -54,35 +55,11 @@ def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
         "parameters": sum(math.prod(header.shape) for header in headers.values()),
         "shards": len({header.file for header in headers.values()}),
         "overrides": [
-            *shape,
+            *overrides,
             *([f"data.tokenizer={out or folder}"] if tokenizer else []),
             f"run.weights={out or folder}",
         ],
-        "angles": angles,
     }
-
-
-class Described(NamedTuple):
-    """The model of a Hugging Face folder, by its config.json."""
-
-    config: Config  # the quickstart with this model
-    shape: list[str]  # overrides of `model`
-    angles: list[str]  # overrides of its rotary embedding
-
-
-def read_model(folder: Path) -> Described:
-    """Read config.json. Raises DataError if it is missing or invalid, or describes no model of ours."""
-    values = model_values(read_config(folder), folder / CONFIG)
-    overrides = {key: f"model.{key}={override_value(value)}" for key, value in values.items()}
-    angles = [text for key, text in overrides.items() if key.startswith("rope")]
-    shape = [text for key, text in overrides.items() if not key.startswith("rope")]
-    try:
-        config = load(shape + angles)  # checks the values by the rules for recipes: heads, sizes, rotary scaling
-    except ConfigError as error:
-        path = str(folder / CONFIG)
-        problems = [Problem(with_their_keys(f"{one.key}: {one.message}"), path, FIX) for one in error.problems]
-        raise DataError.of(problems) from error
-    return Described(config, shape, angles)
 
 
 def _read_files(folder: Path, headers: Mapping[str, Header], draft: Path | None) -> None:

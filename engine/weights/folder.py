@@ -19,6 +19,7 @@ INDEX = "model.safetensors.index.json"
 COPY_AGAIN = "copy the complete folder again from its source"
 _SHOWN = 10  # problems
 _LONGEST_HEADER = 100_000_000  # bytes, as in safetensors
+_PIECE_BYTES = 1 << 24  # to compare at a time
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -64,16 +65,34 @@ def read_headers(folder: Path) -> dict[str, Header]:
     if missing:
         problems = [Problem(f"shard {file} is missing", str(folder), COPY_AGAIN) for file in missing]
         raise error_of(problems, "missing shards")
-    found = {name: header for file in files for name, header in _headers_of(folder, file).items()}
-    lost = [
-        f"{file} does not contain {name}"
+    by_file = {file: _headers_of(folder, file) for file in files}
+    problems = [
+        Problem(f"{file} does not contain {name}", str(folder / INDEX), COPY_AGAIN)
         for name, file in index.items()
-        if name not in found or found[name].file != file
+        if name not in by_file[file]
     ]
-    if lost:
-        problems = [Problem(text, str(folder / INDEX), COPY_AGAIN) for text in lost]
-        raise error_of(problems, "tensors missing from their shards")
+    found = dict[str, Header]()
+    for file, headers in by_file.items():
+        for name, header in headers.items():
+            chosen = found.setdefault(name, by_file[index[name]].get(name, header) if name in index else header)
+            # Programs that do not read the index take the last file with a tensor.
+            if chosen != header and not _same_values(folder, chosen, header):
+                message = f"{name} is in {chosen.file} and in {file}, with different values"
+                problems.append(Problem(message, str(folder), COPY_AGAIN))
+    if problems:
+        raise error_of(problems, "tensors that are missing or stored twice")
     return found
+
+
+def _same_values(folder: Path, one: Header, other: Header) -> bool:
+    """Return whether two tensors of a folder have the same shape, dtype and bytes."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    with (folder / one.file).open("rb") as first, (folder / other.file).open("rb") as second:
+        first.seek(one.start)
+        second.seek(other.start)
+        sizes = (min(_PIECE_BYTES, one.stop - at) for at in range(one.start, one.stop, _PIECE_BYTES))
+        return all(first.read(size) == second.read(size) for size in sizes)
 
 
 def error_of(problems: list[Problem], what: str) -> DataError:

@@ -185,7 +185,7 @@ def test_import_prints_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert words[-1] == f"run.weights={tmp_path / 'a b'}"
     assert {"model.layers=2", "model.heads=4", "model.tied=false"} <= set(words)
     assert f"{tmp_path / 'a b'}: 21 tensors, 32,032 parameters, 1 shard" in captured.err.splitlines()
-    assert "to use those of the weights, add: model.rope_theta=10000.0" in captured.err
+    assert {"model.rope_theta=10000.0", "model.rope.kind=none", "model.rope.factor=null"} <= set(words)
     assert run(["ckpt", "import", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["import"]["out"] == str(folder)
 

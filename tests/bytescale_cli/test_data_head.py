@@ -9,6 +9,7 @@ import pytest
 
 from bytescale_cli.main import run
 from tests.data.past_run import run_of
+from tests.data.tokenizers.chat_folder import CHATML, chat_folder
 
 
 @pytest.fixture
@@ -99,3 +100,28 @@ def test_a_cache_among_the_documents_is_refused_by_every_command_that_packs(
     error = capsys.readouterr().err
     assert f"data.cache={tmp_path / 'texts' / 'cache'}: is inside data.path=" in error
     assert [path.name for path in (tmp_path / "texts").iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("row", "shown"),
+    [
+        ({"prompt": "2 + 2 = ", "completion": "4"}, "[[<BOS>2 + 2 = ]]4<EOS>"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "]]b<|im_end|>[["),
+        ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, "]]b<|im_end|>[["),
+        ({"instruction": "a", "input": "", "output": "b"}, "]]b<|im_end|>[["),
+        ({"input_ids": [97, 98, 99], "labels": [-100, -100, 99]}, "[[ab]]c"),
+        ({"input_ids": [97, 98, 99, 0], "attention_mask": [1, 1, 1, 0]}, "[[a]]bc"),
+    ],
+)
+def test_each_shape_of_rows_is_shown_with_what_counts(
+    row: dict[str, Any], shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One command, which says what it reads."""
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    words = ["data=jsonl", f"data.path={tmp_path / 'a.jsonl'}", f"data.cache={tmp_path / 'cache'}"]
+    if shown.startswith("]]"):
+        words += [f"data.tokenizer={chat_folder(tmp_path / 'tokenizer', CHATML)}", "model.vocab=400"]
+    assert run(["data", "head", "recipe=quickstart", *words, "data.validation_share=0", "--sequences", "1"]) == 0
+    captured = capsys.readouterr()
+    assert shown in captured.out and f"{tmp_path / 'a.jsonl'} has no field 'text'" in captured.err
+    assert "data.field=" in captured.err

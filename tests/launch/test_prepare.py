@@ -32,7 +32,7 @@ from engine.run.folder import RunFolder
 from engine.run.metrics import append, read_metrics
 from engine.run.remote import Remote
 from tests.data.token_files import written
-from tests.data.tokenizers.chat_folder import chat_folder
+from tests.data.tokenizers.chat_folder import CHATML, chat_folder
 from tests.run.damage import write_all
 
 
@@ -519,3 +519,20 @@ def test_a_source_for_validation_stays_one(sources: list[str]) -> None:
     cursor = stopped(config)
     assert cursor.mixer is not None and cursor.mixer["sources"]["code"][0] == 0
     assert start(config).step == 1
+
+
+def test_facts_name_the_tokens_that_end_a_text(tmp_path: Path) -> None:
+    """Those of the weights, also when these are gone, and the end of a turn of the chat template."""
+    weights = chat_folder(tmp_path / "weights", CHATML)
+    (weights / "generation_config.json").write_text('{"eos_token_id": [1, 3], "top_p": 0.9}')
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
+    places = [f"data.path={tmp_path / 'a.jsonl'}", f"data.cache={tmp_path / 'cache'}", f"run.weights={weights}"]
+    config = load(["data=jsonl", *places, f"data.tokenizer={weights}", "model.vocab=400"])
+    folder = RunFolder(tmp_path)
+    corpora = Corpora(config)
+    for _ in range(2):
+        write_facts(folder, config, corpora, 0)
+        facts = json.loads(folder.summary.read_text())
+        assert (facts["end_of_turn"], facts["generation"]) == (3, {"eos_token_id": [1, 3], "top_p": 0.9})
+        shutil.rmtree(weights, ignore_errors=True)

@@ -82,7 +82,7 @@ def overrides_of(folder: Path, documents: str, inputs: int, root: Path) -> list[
     sizes = ["context=512", "capacity=256", f"batch_tokens={inputs}", "run.steps=1", "data.validation_share=0"]
     places = [f"data.path={root / 'a.jsonl'}", f"run.out={root / 'run'}", f"data.cache={root / 'cache'}"]
     alone = ["balance.by=none", "balance.z_weight=0"]  # the plain loop has the cross-entropy alone
-    return ["recipe=quickstart", "data=jsonl", field, *found["overrides"], *found["angles"], *sizes, *places, *alone]
+    return ["recipe=quickstart", "data=jsonl", field, *found["overrides"], *sizes, *places, *alone]
 
 
 @pytest.mark.parametrize("documents", ["texts", "chats"])

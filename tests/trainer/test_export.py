@@ -10,11 +10,12 @@ import shutil
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from engine.config.load import resolved_yaml
 from engine.config.schema import Config
@@ -36,6 +37,7 @@ from engine.weights.load import load_weights
 from engine.zero.engine import ZeroEngine
 from engine.zero.shards import sharded, stored
 from engine.zero.states import master_weights, model_weights
+from tests.data.tokenizers.chat_folder import CHATML, chat_folder
 from tests.weights.folders import config, logits, our_logits
 from tests.world import run_world
 
@@ -246,6 +248,28 @@ def test_a_file_that_is_no_tokenizer_is_not_copied(runs: Path, tmp_path: Path) -
     (line,) = said
     assert line.startswith(f"warning: no tokenizer in the folder: {private}: is no known tokenizer")
     assert not [file for file in (tmp_path / "out").iterdir() if b"secret" in file.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("facts", "stops"),
+    [
+        ({"bos": 256, "eos": 257, "end_of_turn": None, "generation": {}}, 257),
+        ({"bos": 256, "eos": 257, "end_of_turn": 4, "generation": {"eos_token_id": [2, 4]}}, [2, 4, 257]),
+        ({"bos": 256, "eos": 257}, [257, 3]),  # of a run before summary.json had the end of a turn
+    ],
+)
+def test_transformers_stops_at_the_tokens_of_the_run(
+    facts: dict[str, Any], stops: object, runs: Path, tmp_path: Path
+) -> None:
+    run, tokenizer = tmp_path / "run", chat_folder(tmp_path / "tokenizer", CHATML)
+    shutil.copytree(runs / "fp32", run)
+    folder = RunFolder(run)
+    folder.summary.write_text(json.dumps(facts))
+    folder.resolved.write_text(folder.resolved.read_text().replace("tokenizer: bytes", f"tokenizer: {tokenizer}"))
+    export_weights(run, tmp_path / "out", None, 1 << 30, lambda line: None)
+    found = GenerationConfig.from_pretrained(tmp_path / "out")
+    assert (found.bos_token_id, found.eos_token_id) == (256, stops)
+    assert AutoConfig.from_pretrained(tmp_path / "out").eos_token_id == stops
 
 
 def test_an_existing_target_is_refused_before_any_work(tmp_path: Path) -> None:

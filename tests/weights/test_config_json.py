@@ -79,17 +79,64 @@ def test_rotary_scalings_in_either_spelling(kind: str) -> None:
     assert model_values(new, HERE) == model_values(old, HERE) == expected
 
 
-def test_both_spellings_together_must_mean_the_same() -> None:
+YARN = {"rope_type": "yarn", **SCALINGS["yarn"]}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_parameters": YARN | {"rope_theta": 5e5}, "rope_scaling": YARN | {"rope_theta": 5e5}},
+        {"rope_parameters": YARN | {"rope_theta": 5e5}, "rope_scaling": YARN, "rope_theta": 5e5},
+        {"rope_parameters": YARN | {"rope_theta": 1e4}, "rope_scaling": YARN},  # the default
+        {"rope_parameters": YARN, "rope_scaling": {"type": "yarn", **SCALINGS["yarn"]}, "rope_theta": 5e5},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_theta": 5e5},
+        {"rope_scaling": {"type": "linear", "rope_type": "yarn", **SCALINGS["yarn"]}},
+    ],
+)
+def test_what_is_said_twice_the_same_is_what_transformers_reads(rope: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | LLAMA | rope))
+    theirs = AutoConfig.from_pretrained(tmp_path).rope_parameters
+    ours = model_values(LLAMA | rope, HERE)
+    assert (ours["rope_theta"], ours.get("rope.kind", "default")) == (theirs["rope_theta"], theirs["rope_type"])
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        (
+            {"rope_parameters": YARN | {"rope_theta": 5e5}, "rope_scaling": YARN | {"rope_theta": 1e4}},
+            "rope_parameters and rope_scaling differ: rope_theta is 500000.0 and 10000.0",
+        ),
+        (
+            {"rope_parameters": YARN | {"rope_theta": 5e5}, "rope_scaling": YARN},
+            "rope_parameters and rope_scaling differ: rope_theta is 500000.0 and 10000.0",
+        ),
+        (
+            {"rope_parameters": YARN, "rope_scaling": YARN | {"factor": 8.0}},
+            "rope_parameters and rope_scaling differ: factor is 4.0 and 8.0",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": YARN},
+            "rope_parameters and rope_scaling differ: beta_fast is null and 32.0",
+        ),
+        (
+            {"rope_parameters": YARN | {"rope_theta": 5e5}, "rope_theta": 1e4},
+            "rope_parameters and rope_theta differ: rope_theta is 500000.0 and 10000.0",
+        ),
+    ],
+)
+def test_what_is_said_twice_and_differs_is_refused(rope: dict[str, Any], message: str) -> None:
     """transformers would take one of them, and other programs the other."""
-    scaling = SCALINGS["yarn"]
-    parameters, old = {"rope_type": "yarn", "rope_theta": 5e5, **scaling}, {"type": "yarn", **scaling}
-    same = LLAMA | {"rope_theta": 1e4, "rope_parameters": parameters, "rope_scaling": old}
-    assert model_values(same, HERE) == model_values(same | {"rope_scaling": None}, HERE)
-    plain = {"rope_type": "default", "rope_theta": 5e5}
-    for one, other in ((parameters, old | {"factor": 8.0}), (plain, old)):
-        with pytest.raises(DataError, match="rope_parameters and rope_scaling differ") as caught:
-            model_values(LLAMA | {"rope_parameters": one, "rope_scaling": other}, HERE)
-        assert "remove the one" in str(caught.value.problems[0].hint)
+    with pytest.raises(DataError) as caught:
+        model_values(LLAMA | rope, HERE)
+    (problem,) = caught.value.problems
+    assert problem.message == message and "remove the one" in str(problem.hint)
+
+
+def test_a_model_type_of_another_architecture_is_refused() -> None:
+    """transformers chooses by model_type."""
+    with pytest.raises(DataError, match='model_type "mistral"'):
+        model_values(LLAMA | {"model_type": "mistral"}, HERE)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.config.keys import leaves
 from engine.config.load import load
 from engine.errors import BytescaleError, ConfigError, DataError
 from engine.weights.check import check_weights
@@ -25,7 +26,7 @@ def test_a_copy_is_byte_for_byte(tmp_path: Path, shard: str) -> None:
     (folder / "tokenizer.json").write_text("{}")
     (folder / "notes.json").write_text("{}")
     found = import_weights(folder, out)
-    files = {path.name for path in folder.iterdir()} - {"notes.json", "generation_config.json"}
+    files = {path.name for path in folder.iterdir()} - {"notes.json"}
     assert f"data.tokenizer={out}" in found["overrides"]
     assert {path.name for path in out.iterdir()} == files
     assert all((out / name).read_bytes() == (folder / name).read_bytes() for name in files)
@@ -37,19 +38,12 @@ def test_a_copy_is_byte_for_byte(tmp_path: Path, shard: str) -> None:
 def test_its_overrides_make_a_recipe_fit(tmp_path: Path) -> None:
     folder = saved(llama(tie_word_embeddings=True), tmp_path / "with a space")
     found = import_weights(folder, None)
-    config = load(["recipe=llama7b-256k", *found["overrides"], *found["angles"]])
+    config = load(["recipe=llama7b-256k", *found["overrides"]])
     assert config.run.weights == str(folder)
+    every = {text.partition("=")[0] for text in found["overrides"]}
+    assert every == {*(key for key in leaves() if key.startswith("model.")), "run.weights"}
     assert config.model.model_dump(mode="json") == found["model"]
     assert check_weights(folder, config) == []
-
-
-def test_a_recipe_keeps_its_own_angles(tmp_path: Path) -> None:
-    """They suit its context; a run reports the difference when it starts."""
-    folder = saved(llama(), tmp_path / "theirs")
-    config = load(["recipe=llama7b-256k", *import_weights(folder, None)["overrides"]])
-    assert config.model.rope_theta == load(["recipe=llama7b-256k"]).model.rope_theta
-    (said,) = check_weights(folder, config)
-    assert "rope_theta" in said
 
 
 def change(folder: Path, **values: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from engine.errors import DataError
 from engine.weights.folder import INDEX, SINGLE, read_headers
@@ -137,3 +137,20 @@ def test_no_weights_at_all(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         read_headers(tmp_path)
     assert "safe_serialization" in str(caught.value.problems[0].hint)
+
+
+def test_a_tensor_in_two_shards(folder: Path) -> None:
+    """Programs read one or the other, so they must be the same; the index names the file that is read."""
+    index = json.loads((folder / INDEX).read_text())["weight_map"]
+    before, name = read_headers(folder), "model.norm.weight"
+    other = next(file for file in sorted(set(index.values()), reverse=True) if file != index[name])
+    tensors = load_file(folder / other)
+    same = llama().state_dict()[name]
+    save_file({**tensors, name: same}, folder / other)
+    assert read_headers(folder)[name] == before[name]
+    for changed in (same + 1, same[:-1].clone(), same.to(torch.bfloat16)):
+        save_file({**tensors, name: changed}, folder / other)
+        with pytest.raises(DataError) as caught:
+            read_headers(folder)
+        (problem,) = caught.value.problems
+        assert problem.message.startswith(f"{name} is in ") and other in problem.message and problem.hint

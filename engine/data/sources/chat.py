@@ -126,7 +126,7 @@ def _message(place: str, message: Message, name: str) -> Message:
     """Check a message, join its text parts, and leave out keys without a value, which templates would take for set."""
     message = {key: value for key, value in message.items() if value is not None}
     if not (isinstance(message.get("role"), str) and message["role"]):
-        hint = "name the speaker of each message: system, user, assistant or tool"
+        hint = 'write the "role" of each message, system, user, assistant or tool, and its "content"'
         if {"from", "value"} <= message.keys():
             hint = (
                 '"from" and "value" are "role" and "content" here, human is user and gpt is assistant; '

@@ -146,14 +146,16 @@ def row_document(row: Mapping[str, Any], field: str, place: str) -> Document:
         if shape is None or shape.read is None:
             raise no_such_field(place, field, list(row), "field")
         for name in shape.fields:
-            if name not in row:
-                raise no_such_field(place, name, list(row), "field")
+            if row.get(name) is None:
+                hint = f"write one, or remove the row; data.field={field} reads {' and '.join(shape.fields)}"
+                raise DataError(f"has no value in field {name!r}", key=place, hint=hint)
         return shape.read(row, place)
     value, prompt = row[field], row.get(_PROMPT) if field == _CHOSEN else None
     if is_chat(value, field):
         if row.get(LOSS_MASK) is not None:
             raise mask_without_ids(place, field, "chat")
-        if prompt is not None and isinstance(value, list) and value[0].get("role") == "assistant":
+        first = value[0] if isinstance(value, list) else None
+        if prompt is not None and isinstance(first, dict) and first.get("role") == "assistant":
             return answered(row, _PROMPT, field, place)
         shared = field == CONVERSATIONS and any("from" in one for one in value if isinstance(one, dict))
         system = text_of(row, _SYSTEM, place) if shared else ""

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from engine.config.spelling import hub_hint
 from engine.data.confined import call
 from engine.data.tokenizers import bytes as byte_level
 from engine.data.tokenizers import huggingface, sentencepiece, tiktoken
@@ -49,7 +50,8 @@ def open_tokenizer(
     try:
         content = read_bytes(path, LARGE, hint=_CHOICES)
     except FileNotFoundError as error:
-        raise DataError("no such tokenizer", key=str(path), hint=_CHOICES) from error
+        hint = "; ".join(filter(None, (_CHOICES, hub_hint(path_or_name))))
+        raise DataError("no such tokenizer", key=str(path), hint=hint) from error
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", key=str(path), hint="make it readable") from error
     kind, data = recognise(path, content)

@@ -135,7 +135,9 @@ def test_several_shapes_need_a_field(
     ("row", "field", "place"),
     [
         ({"conversations": "Human: hi"}, "text", "text"),  # a text, which must be named
-        ({"instruction": "a"}, "alpaca", "output"),
+        ({"instruction": "a"}, "alpaca", "'output'"),
+        ({"instruction": "a", "output": None}, "alpaca", "output"),
+        ({"chosen": ["a", {"role": "assistant"}], "prompt": "a"}, "chosen", "chosen"),
         ({"instruction": ["a"], "output": "b"}, "alpaca", "instruction"),
         ({"instruction": "a", "output": "b", "history": [["a"]]}, "alpaca", "history"),
         ({"prompt": 1, "completion": "b"}, "prompt_completion", "prompt"),
