@@ -1,0 +1,65 @@
+"""The comparison of two commits: worktrees, ratios, and a comparison of this checkout with itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from benchmarks import against
+
+
+def test_a_worktree_is_of_the_commit_and_goes_away(tmp_path: Path) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    for text in ("then", "now"):
+        (tmp_path / "file").write_text(text)
+        subprocess.run([*git, "add", "file"], check=True)
+        subprocess.run([*git, "commit", "--quiet", "-m", text], check=True)
+    with against.checkout("HEAD~1", tmp_path) as tree:
+        assert (tree / "file").read_text() == "then"
+    assert not tree.exists()
+    assert len(subprocess.run([*git, "worktree", "list"], check=True, capture_output=True).stdout.splitlines()) == 1
+
+
+def test_the_least_time_of_all_turns_counts_and_the_first_turn_does_not() -> None:
+    times = iter([0.1, 0.1, 5.0, 3.0, 4.0, 2.0])
+    seen = []
+
+    def measure(tree: Path) -> float:
+        seen.append(tree.name)
+        return next(times)
+
+    assert against.alternate((Path("then"), Path("now")), measure, 2) == ([5.0, 4.0], [3.0, 2.0])
+    assert seen == ["then", "now"] * 3
+
+
+def test_rows_of_planning_are_means_over_seeds_of_the_least_times() -> None:
+    def turn(*ms: float) -> dict[str, list[dict[str, float]]]:
+        return {"github": [{"ms": of, "balance": 0.9, "over_bound": 1.1, "makespan_s": 2.0} for of in ms]}
+
+    (row,) = against.planning_rows("8/64", [turn(4.0, 7.0), turn(5.0, 6.0)], [turn(1.0, 2.0), turn(3.0, 1.0)])
+    assert (row["then"], row["now"], row["ratio"]) == (5.0, 1.0, 0.2)
+    assert (row["balance_now"], row["over_bound_then"], row["makespan_s_now"]) == (0.9, 1.1, 2.0)
+
+
+def test_a_checkout_beside_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    @contextmanager
+    def here(commit: str) -> Iterator[Path]:
+        assert commit == "HEAD"
+        yield Path(against.__file__).parent.parent
+
+    words = ["against.py", "HEAD", "--only", "planning,help", "--sizes", "8/16", "--turns", "1", "--json"]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(against, "checkout", here)
+    against.main()
+    *plans, help_ = json.loads(capsys.readouterr().out)
+    assert [plan["measure"] for plan in plans] == [f"planning 8/16 {of}, ms" for of in ("lognormal", "github", "byted")]
+    for row in (*plans, help_):
+        assert row["then"] > 0 and row["now"] > 0 and row["ratio"] == row["now"] / row["then"]
+    assert all(plan["balance_then"] == plan["balance_now"] for plan in plans)
