@@ -14,7 +14,7 @@ from engine.cost.model import Costs
 from engine.units import PPM, Bools, Ints
 
 _MOST_TOKENS = 2**35  # most tokens of a step (verify.py)
-MOST_BYTES = 2**62  # sums of more would overflow 64 bits
+_MOST_BYTES = 2**62  # sums of more would overflow 64 bits
 _AT_ONCE = 64  # sizes that `most_tokens` tries at once
 
 
@@ -31,6 +31,8 @@ def least_ratio(
     costs: Costs, tokens: Ints, buffers: Ints, capacity: Ints, memory: Ints, largest: Ints | None = None
 ) -> Ints:
     """Smallest offload ratio, in ppm, at which micro-batches fit; all arguments and the result are [M].
+
+    `capacity` and `memory` may also be [1].
 
     A micro-batch of `tokens` fits if the tokens that stay on the device (`Costs.resident`) are at most `capacity`, and
     its bytes at most `memory`. `buffers` are the tokens of the ring buffers (`ring_tokens` of `Costs.peak_bytes`). The
@@ -81,13 +83,13 @@ def fits(costs: Costs, tokens: int, budget: Budget, capacity: int | None = None)
 
     With a `capacity`, at most that many tokens may stay on the device. If `tokens` fit, fewer tokens fit too.
     """
-    if costs.token_bytes * tokens >= MOST_BYTES:
+    if costs.token_bytes * tokens >= _MOST_BYTES:
         return False
     return bool(_fit(costs, np.array([tokens], dtype=np.int64), budget, capacity)[0])
 
 
 def _fit(costs: Costs, tokens: Ints, budget: Budget, capacity: int | None) -> Bools:
-    """`fits` for each of several micro-batches of `tokens` [M], all below `MOST_BYTES`: [M]."""
+    """`fits` for each of several micro-batches of `tokens` [M], all below `_MOST_BYTES`: [M]."""
     stays, memory = tokens if capacity is None else np.full_like(tokens, capacity), np.full_like(tokens, budget.memory)
     ratio = np.minimum(budget.offload, least_ratio(costs, tokens, tokens, stays, memory))
     on_device = (costs.resident(tokens, ratio) <= stays) & (costs.peak_bytes(tokens, tokens, ratio) <= memory)
@@ -97,7 +99,7 @@ def _fit(costs: Costs, tokens: Ints, budget: Budget, capacity: int | None) -> Bo
 
 def most_tokens(costs: Costs, budget: Budget, capacity: int | None = None) -> int:
     """Most tokens of one micro-batch, all in rings, that fit within the budget (`fits`); 0 if none."""
-    most = min(_MOST_TOKENS, (MOST_BYTES - 1) // max(1, costs.token_bytes))
+    most = min(_MOST_TOKENS, (_MOST_BYTES - 1) // max(1, costs.token_bytes))
     low, high = 0, most + 1
     tried = 2 ** np.arange(most.bit_length(), dtype=np.int64)
     while high - low > 1:

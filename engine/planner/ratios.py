@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from engine.compiled import njit
 from engine.cost import budget
 from engine.cost.budget import least, least_ratio
+from engine.cost.times import Rates
 from engine.planner.plan import loads
 from engine.planner.plan.loads import micro_loads
 from engine.planner.plan.step_plan import StepPlan
@@ -38,10 +40,17 @@ def gain(lengths: Ints, settings: PlanSettings) -> Floats:
     From equation 3, with the largest allowed ratio r at which copying the fraction r of a token's activations takes at
     most as long as the token's forward pass, which grows with the length of its sequence.
     """
-    rates, layers = settings.costs.rates, settings.costs.layers
-    forward = rates.token_f + rates.pair_f * (lengths + 1) / 2
-    ratio = np.minimum(settings.offload / PPM, forward / rates.copy)
-    return layers / (2 + (1 - ratio) * (layers - 2))
+    return _gain(settings.costs.rates, lengths, settings.offload / PPM, settings.costs.layers)
+
+
+@njit
+def _gain(rates: Rates, lengths: Ints, most: float, layers: int) -> Floats:
+    """Compiled part of `gain`, with the largest allowed ratio `most`."""
+    found = np.empty(len(lengths))
+    for at in range(len(lengths)):
+        forward = rates.token_f + rates.pair_f * (lengths[at] + 1) / 2
+        found[at] = layers / (2 + (1 - min(most, forward / rates.copy)) * (layers - 2))
+    return found
 
 
 def equation_3(lengths: Ints, settings: PlanSettings) -> tuple[Ints, Ints]:
@@ -83,8 +92,10 @@ def of_rings(lengths: Ints, ring_start: Ints, ring_ranks: Ints, settings: PlanSe
     if len(large) > 0:
         holds = np.stack([settings.capacities, settings.cluster.memory])
         # If all ranks are alike, skip the minimum over each ring, which would take most of this function's time.
-        alike = bool((holds == holds[:, :1]).all())
-        held = holds[:, :1] if alike else np.minimum.reduceat(holds[:, ring_ranks], ring_start[:-1], axis=1)[:, large]
+        if settings.alike:
+            held = holds[:, :1]
+        else:
+            held = np.minimum.reduceat(holds[:, ring_ranks], ring_start[:-1], axis=1)[:, large]
         ratio[large] = _of_shards(lengths[large], degrees[large], held, settings)
     return ratio
 
@@ -95,7 +106,7 @@ def _of_shards(lengths: Ints, degrees: Ints, holds: Ints, settings: PlanSettings
     `holds` [2, S or 1]: the smallest capacity, in tokens, and the smallest memory, in bytes, of the ranks of its ring.
     """
     tokens = -(-lengths // degrees)
-    return least_ratio(settings.costs, tokens, tokens, *np.broadcast_to(holds, (2, len(lengths))))
+    return least_ratio(settings.costs, tokens, tokens, *holds)
 
 
 def least_offload(tokens: int, capacity: int, memory: int, settings: PlanSettings) -> Load:

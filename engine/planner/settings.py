@@ -10,7 +10,7 @@ import numpy as np
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.cost.allowance import Allowance
-from engine.cost.budget import MOST_BYTES, Budget, fits, least, most_tokens
+from engine.cost.budget import Budget, fits, most_tokens
 from engine.cost.model import Costs
 from engine.planner.time.bound import Kinds, kinds_of
 from engine.units import PPM, Floats, Ints
@@ -118,16 +118,23 @@ class PlanSettings:
         return int(self.capacities.max())
 
     @cached_property
-    def full_fits(self) -> bool:
-        """Whether every device holds a micro-batch of the largest capacity, all in rings, without offload.
+    def most_without_offload(self) -> int:
+        """Most tokens of a micro-batch, all in rings, that fit on every device without offload; 0 if none.
 
-        Then it holds all smaller ones too.
+        Smaller micro-batches fit too.
         """
-        memory, full = int(self.cluster.memory.min()), self.largest_capacity
-        if self.costs.token_bytes * full >= MOST_BYTES:
-            return False
-        peak = self.costs.peak_bytes(np.int64(full), np.int64(full))
-        return int(peak) <= memory and least(self.costs, full, full, memory) == 0
+        return self.costs.most_tokens(int(self.cluster.memory.min()))
+
+    @property
+    def full_fits(self) -> bool:
+        """Whether a micro-batch of the largest capacity, all in rings, fits on every device without offload."""
+        return self.most_without_offload >= self.largest_capacity
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all ranks have the same capacity and memory."""
+        capacities, memory = self.capacities, self.cluster.memory
+        return bool((capacities == capacities[0]).all() and (memory == memory[0]).all())
 
     def largest_shard(self, capacity: int, memory: int) -> int:
         """Most tokens of a shard with as much offload as allowed, at least the capacity, on a rank with this capacity,

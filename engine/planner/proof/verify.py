@@ -138,9 +138,9 @@ def rule_2_memory(plan: StepPlan, settings: PlanSettings) -> None:
     if staged:
         needed = loads.peak_bytes(plan, costs)
     else:
-        # If every device holds the largest capacity, even without offload, only micro-batches above it may not fit.
-        least = settings.largest_capacity if settings.full_fits else 0
-        large, needed = np.flatnonzero(np.maximum(tokens, buffers) > least), np.zeros_like(tokens)
+        # Only micro-batches that need offload on some device may not fit.
+        large = np.flatnonzero(np.maximum(tokens, buffers) > (settings.most_without_offload or -1))
+        needed = np.zeros_like(tokens)
         if len(large) > 0:
             needed[large] = costs.peak_bytes(tokens[large], buffers[large], offload[large])
     _check_bound("needs {} bytes", needed, settings.cluster.memory, plan)
