@@ -5,7 +5,8 @@ Nothing outside this file sees a DictConfig, and Hydra's logging and run directo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
@@ -23,8 +24,12 @@ from omegaconf.resolvers import oc
 
 from engine.config import tree
 from engine.config.own import OwnRecipe
+from engine.config.resolved import flat
 from engine.config.secret import is_secret
 from engine.errors import ConfigError
+
+_REFERENCE = re.compile(r"\$\{\s*([\w.]+)")
+_LONGEST = 1 << 16  # characters of a text with all that it refers to
 
 
 def compose(overrides: Sequence[str], own: Sequence[OwnRecipe] = ()) -> dict[str, Any]:
@@ -39,8 +44,11 @@ def compose(overrides: Sequence[str], own: Sequence[OwnRecipe] = ()) -> dict[str
         for override in OverridesParser.create().parse_overrides(others):
             new = override.is_force_add()
             OmegaConf.update(composed, override.key_or_group, override.value(), merge=True, force_add=new)
+        unresolved = OmegaConf.to_container(composed, resolve=False)
+        assert isinstance(unresolved, dict)
+        _check_references(flat({str(key): value for key, value in unresolved.items()}))
         values = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, RecursionError) as error:
         inner: BaseException | None = error
         while inner is not None and not isinstance(inner, ConfigError):
             inner = inner.__cause__ or inner.__context__
@@ -95,7 +103,42 @@ def _variable(name: str, *default: Any) -> Any:
     return oc.env(name, *default)
 
 
+def _check_references(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the references of a text, such as `${run.out}`, make it too long: each may double another.
+
+    `values` by dotted key, not resolved.
+    """
+    sizes = dict[str, int]()
+
+    def size(key: str) -> int:
+        if key not in sizes:
+            sizes[key] = 0  # for a reference to itself, which OmegaConf refuses
+            text = str(values[key])
+            inner = [other for name in _REFERENCE.findall(text) for other in values if _names(name, other)]
+            sizes[key] = len(text) + sum(map(size, inner))
+            if sizes[key] > _LONGEST:
+                message = f"its references make a text of more than {_LONGEST:,} characters"
+                raise ConfigError(message, key=key, hint="write the text itself")
+        return sizes[key]
+
+    for key in values:
+        size(key)
+
+
+def _names(reference: str, key: str) -> bool:
+    """Return whether a reference may name a key, or a section around it. One that begins with dots is relative."""
+    name = reference.lstrip(".")
+    return f"{key}.".startswith(f"{name}.") or (name != reference and f".{name}." in f".{key}.")
+
+
+def _refused(*_: Any) -> Any:
+    """Refuse a resolver that parses a text, to any size and depth."""
+    raise ConfigError("is not supported", key="${oc.create:...} or ${oc.decode:...}", hint="write the value itself")
+
+
 OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
+OmegaConf.register_new_resolver("oc.create", _refused, replace=True)
+OmegaConf.register_new_resolver("oc.decode", _refused, replace=True)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import get_args
 
@@ -25,6 +26,8 @@ from engine.errors import Problem
 _IN_HOSTFILE = ("cluster.nodes", "cluster.ranks_per_node")
 _NULLABLE = ("cluster.hostfile", "cluster.calibration", "lengths.path", "data.cache", "run.weights")
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(,\d{3})+")  # to Hydra these are several values
+_DEEPEST = 20  # brackets in brackets; no key needs more than four
+_DIGITS = re.compile(r"\d{300}")
 _SHORT_LIST = 6  # up to this many options, a hint lists them all beside the nearest name
 
 
@@ -98,6 +101,11 @@ def _problem(text: str) -> Problem | None:
         return Problem("is not KEY=VALUE", text, hint)
     if not value:
         return Problem("has no value", text, f"write {key}=VALUE, or remove it")
+    # Hydra's grammar calls itself for each bracket, and makes numbers without a limit.
+    if max(accumulate((char in "[{(") - (char in ")}]") for char in value)) > _DEEPEST:
+        return Problem(f"is more than {_DEEPEST} brackets deep", key, f"`bytescale config help {key}` shows its form")
+    if _DIGITS.search(value) and not keys.is_text(key):
+        return Problem("is a number with too many digits", key, f"`bytescale config help {key}` shows what it takes")
     override = _parsed(text)
     if override is None:
         return _unparsed(key, value)

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 from pydantic.fields import FieldInfo
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_LONGEST = 40  # characters of a number
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(iB|B)?\s*", re.IGNORECASE)
 
 
@@ -20,6 +21,8 @@ def parse_count(value: object, *, bytes_: bool = False) -> int:
     Raises ValueError if it is not a number of this form, not whole, or does not fit in 64 bits.
     """
     is_number = isinstance(value, (int, float, str)) and not isinstance(value, bool)
+    if (isinstance(value, int) and abs(value) >= 2**63) or (isinstance(value, str) and len(value) > _LONGEST):
+        raise ValueError("it does not fit in 64 bits")
     match = _NUMBER.fullmatch(str(value)) if is_number else None
     if match and match[3] and not bytes_:
         raise ValueError(f"{value!r} is not a length in tokens, but a size in bytes; write 4096, 16K or 2M")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from itertools import pairwise
 
 import pytest
 
 from engine.config.load import load
 from engine.config.overrides import check
+from engine.errors import ConfigError
 
 MISTAKES = [
     ("+typo=1", "+typo=1", "a leading + is not supported", "write KEY=VALUE"),
@@ -156,3 +158,33 @@ def test_what_comes_from_a_hostfile_is_not_set_beside_it() -> None:
     texts = ["cluster.hostfile=hosts", "cluster.nodes=2", "cluster.ranks_per_node=4"]
     assert [problem.key for problem in check(texts)[1]] == ["cluster.nodes", "cluster.ranks_per_node"]
     assert check(["cluster.hostfile=null", *texts[1:]])[1] == []
+
+
+DIGITS = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"context={DIGITS}", f"context={DIGITS}K", f"optimizer.lr={DIGITS}", f"run.steps=-{DIGITS}"),
+        *("run.trackers=" + "[" * 3000, "run.trackers=" + "[" * 300 + "]" * 300, "data.mix={a: " + "[" * 300),
+        *("run.out=${oc.create:'{a: &a [x, x], b: [*a, *a]}'}", "context=${oc.decode:'3'}"),
+    ],
+    ids=lambda text: text[:16],
+)
+def test_what_hydra_would_fail_on_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load([text])
+    (problem,) = caught.value.problems
+    assert problem.key and problem.hint and len(problem.message) < 100
+
+
+def test_references_that_multiply_a_text_are_refused() -> None:
+    """100 references to a text of 100 references, four times: 10^9 characters."""
+    keys = ("data.path", "run.weights", "run.notice_file", "data.cache", "run.out")
+    chain = [f"{key}={f'${{{before}}}' * 100}" for before, key in pairwise(keys)]
+    with pytest.raises(ConfigError) as caught:
+        load(["data=folder", "data.path=0123456789", *chain])
+    assert caught.value.problems[0].key in keys
+    config = load(["data=folder", "data.path=0123456789", "run.out=${data.path}/${data.path}"])
+    assert config.run.out == "0123456789/0123456789"
