@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
+from traceback import extract_tb
 from typing import Any, TypeVar
 
 E = TypeVar("E", bound="BytescaleError")
@@ -19,6 +20,9 @@ E = TypeVar("E", bound="BytescaleError")
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _SHARED_MEMORY = "/dev/shm"  # semaphores, and NCCL's buffers between the GPUs of a host
+_ON_DEVICE = ("cuda error: out of memory", "cuda out of memory", "_status_alloc_failed", "cuda failure 2 ")
+_ON_HOST = ("can't allocate memory", "not enough memory", "cannot allocate memory", "bad_alloc", "out of memory")
+_SAID = 200  # characters of what a library has said
 _SEMAPHORE, _SEGMENT = 1 << 12, 16 << 20  # bytes of either, at most
 
 
@@ -148,6 +152,33 @@ def storage_error(error: BaseException) -> StorageError | None:
         hint = f"`namei -l {shlex.quote(place)}` shows the permissions of this path and of its folders"
         return StorageError(os.strerror(error.errno), key=place, hint=hint)
     return None
+
+
+def memory_error(error: BaseException) -> MemoryFitError | None:
+    """Convert the errors with which Python and libraries report that memory has run out, of a device or of the host.
+
+    None for any other error.
+    """
+    text = str(error).strip()
+    said = text.splitlines()[0][:_SAID] if text else ""
+    if type(error).__name__ == "OutOfMemoryError" or (isinstance(error, RuntimeError) and _signs(text, _ON_DEVICE)):
+        return MemoryFitError(f"out of memory: {said}", key="capacity", hint="set a smaller capacity")
+    if isinstance(error, RuntimeError) and "can't start new thread" in text:
+        hint = "`ulimit -u` and pids.max of the control group limit their number; free some memory"
+        return MemoryFitError("out of memory, or of threads: no thread can be started", hint=hint)
+    of_host = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    if not (of_host or (isinstance(error, RuntimeError) and _signs(text, _ON_HOST))):
+        return None
+    where = error.__traceback__ and [frame.filename for frame in extract_tb(error.__traceback__)]
+    module = next((name for name in reversed(where or ()) if f"{os.sep}engine{os.sep}" in name), "")
+    place = f" in engine{module.rpartition(f'{os.sep}engine')[2]}" if module else ""
+    message = f"out of memory: the host's is full{place}{f' ({said})' if said else ''}"
+    hint = "free some, or choose smaller values: capacity, batch_tokens, fewer ranks or loaders on a host"
+    return MemoryFitError(message, hint=hint)
+
+
+def _signs(text: str, signs: tuple[str, ...]) -> bool:
+    return any(sign in text.lower() for sign in signs)
 
 
 def is_interrupt(error: BaseException) -> bool:

@@ -167,7 +167,7 @@ def _read_array(path: Path) -> Ints:
                 raise ValueError("the file is cut short")
             file.seek(0)
             array = np.lib.format.read_array(file, allow_pickle=False)
-        except OSError:
+        except (OSError, MemoryError):
             raise
         except Exception as error:  # its parsers of headers raise many kinds
             raise DataError("is not a numpy array", key=str(path), hint="write it with numpy.save") from error

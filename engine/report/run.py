@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from engine.config.load import read_resolved
 from engine.config.schema import Config
-from engine.errors import StorageError
+from engine.errors import BytescaleError, StorageError
 from engine.files import LOCK
 from engine.planner.plan.step_plan import StepPlan
 from engine.readers import HUGE, LARGE, read_bytes, read_object
@@ -106,6 +106,9 @@ def _named(path: Path) -> Iterator[None]:
     """Turn any failure of a reader into a StorageError that names the file: a damaged file may contain anything."""
     try:
         yield
+    except MemoryError:
+        raise
     except Exception as error:
-        message = f"is damaged: {type(error).__name__}: {error}"
+        said = f"it {error}" if isinstance(error, BytescaleError) else f"{type(error).__name__}: {error}"
+        message = f"is damaged: {said}"
         raise StorageError(message, key=str(path), hint="remove it; the report then omits its contents") from error

@@ -34,7 +34,7 @@ from engine.data.pack import LeftOut
 from engine.data.quarantine import Unusable
 from engine.data.steps import TOKEN_BYTES, Cursor, SequenceTable, Steps
 from engine.data.workers import cores
-from engine.errors import BytescaleError
+from engine.errors import BytescaleError, MemoryFitError
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -155,7 +155,8 @@ class _Process:
                     work, arguments = self._asked
                     self.ask(work, *arguments)
         hint = "Linux kills processes of a host that runs out of memory; the log of the rank has what else is known"
-        raise BytescaleError(f"{message}, {_ATTEMPTS} times in one step", hint=hint)
+        kind = MemoryFitError if self._process.exitcode == -signal.SIGKILL else BytescaleError
+        raise kind(f"{message}, {_ATTEMPTS} times in one step", hint=hint)
 
     def close(self) -> None:
         """End the process and its loaders."""

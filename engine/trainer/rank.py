@@ -23,7 +23,7 @@ from engine.control import progress
 from engine.control.chaos import Chaos
 from engine.control.control import Control
 from engine.control.link import Link
-from engine.errors import BytescaleError, ExitCode, Problem, storage_error
+from engine.errors import BytescaleError, ExitCode, Problem, memory_error, storage_error
 from engine.files import write_json
 from engine.run.cause import Cause
 from engine.run.folder import RunFolder
@@ -121,13 +121,11 @@ def run_rank(folder: RunFolder, work: Callable[[Callable[[], bool], Control], in
 
 def explain(error: BaseException) -> Cause:
     """Return why a rank fails that raises an error, in one sentence."""
-    known = error if isinstance(error, BytescaleError) else storage_error(error)
+    known = error if isinstance(error, BytescaleError) else storage_error(error) or memory_error(error)
     if known is not None:
         return Cause(known.code, known.problems[0])
     if any(sign in str(error) for sign in ("PytorchStreamWriter", "inline_container")):  # torch.save hides the OSError
         return Cause(ExitCode.STORAGE, Problem("storage failed while a checkpoint was written"))
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return Cause(ExitCode.MEMORY, Problem("out of memory", "capacity", "set a smaller capacity"))
     text = str(error).strip().splitlines()
     lost = isinstance(error, ConnectionError) or type(error).__name__ in _LOST_TYPES
     if lost or any(sign in str(error) for sign in _LOST_SIGNS):

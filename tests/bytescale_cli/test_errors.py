@@ -108,3 +108,36 @@ def while_loading_compiled_code() -> SystemError:
 def test_an_interrupt_is_no_bug(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
     assert report(error, as_json=False, debug=False) == 130
     assert lines(capsys) == ["interrupted"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("Unable to allocate 7.45 GiB for an array"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("can't start new thread"),
+    ],
+    ids=str,
+)
+def test_running_out_of_memory_is_no_bug(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(error, as_json=False, debug=False) == 10
+    first, second = lines(capsys)
+    assert first.startswith("error: ") and "out of memory" in first
+    assert second.startswith("hint: ")
+
+
+def test_memory_names_the_module_in_which_it_ran_out(capsys: pytest.CaptureFixture[str]) -> None:
+    from engine.readers import parse_json
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.readers._DECODER.decode", fails)
+        with pytest.raises(MemoryError) as caught:
+            parse_json(b"{}", "a")
+    assert report(caught.value, as_json=False, debug=False) == 10
+    assert "in engine/readers.py" in lines(capsys)[0]

@@ -28,6 +28,11 @@ ERRORS = [
     (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos"), ExitCode.STORAGE, "checkpoint"),
     (MemoryError(), ExitCode.MEMORY, "out of memory"),
     (torch.OutOfMemoryError("CUDA out of memory"), ExitCode.MEMORY, "out of memory"),
+    (RuntimeError("CUDA error: out of memory\nmore"), ExitCode.MEMORY, "out of memory: CUDA error"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), ExitCode.MEMORY, "the host's is full"),
+    (RuntimeError("std::bad_alloc"), ExitCode.MEMORY, "the host's is full"),
+    (RuntimeError("can't start new thread"), ExitCode.MEMORY, "thread"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), ExitCode.MEMORY, "the host's is full"),
     (
         RuntimeError(
             "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:5. This is typically caused by"
