@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -27,7 +28,8 @@ from engine.units import Ints
 
 Say = Callable[[str], None]
 _DRAWN = 1 << 20  # documents to draw from a mix
-_SHOWN = 10  # invalid lines that an error lists
+_SHOWN, _MOST_WRONG = 10, 10_000  # invalid lines that an error lists, and that are counted
+_LONGEST_LINE = 1 << 16  # bytes
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _MOST = 2**32  # tokens; larger numbers are refused as mistakes
 
@@ -144,7 +146,8 @@ def _read_text(path: Path) -> Ints:
     lengths: list[int] = []
     wrong: list[Problem] = []
     with reading(path) as file:
-        for number, line in enumerate(file, start=1):
+        # A line of another file may be as long as the file.
+        for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), start=1):
             text = line.removeprefix(BOM_UTF8).split(b"#", 1)[0].strip()
             if not text:
                 continue
@@ -153,6 +156,8 @@ def _read_text(path: Path) -> Ints:
                 lengths.append(int(text))
             else:
                 wrong.append(Problem(fault, f"{path}:{number}"))
+                if len(wrong) == _MOST_WRONG:
+                    break
     _refuse(path, wrong)
     return np.array(lengths, dtype=np.int64)
 

@@ -228,3 +228,14 @@ def test_a_header_of_numbers_that_are_not_there(shape: str, tmp_path: Path) -> N
     with pytest.raises(DataError) as caught:
         read_lengths(path)
     assert caught.value.problems[0].key == str(path)
+
+
+def test_a_large_file_of_one_line(tmp_path: Path) -> None:
+    """It is refused at its first part, not read as a whole."""
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DataError) as caught:
+        read_lengths(path)
+    assert caught.value.problems[0].key == f"{path}:1"
+    assert str(caught.value.problems[-1].key) == str(path)
