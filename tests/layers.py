@@ -13,5 +13,5 @@ LAYERS = (
     {"run", "control"},
     {"cluster"},
     {"config"},
-    {"close", "compiled", "dtypes", "errors", "files", "readers", "safe_path", "selection", "units"},
+    {"close", "compiled", "dtypes", "errors", "files", "readers", "safe_path", "selection", "units", "warned"},
 )
