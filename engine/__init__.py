@@ -1,3 +1,0 @@
-"""ByteScale."""
-
-from engine import warned as warned

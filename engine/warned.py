@@ -1,6 +1,7 @@
 """With `python -W error` or PYTHONWARNINGS=error, a library that warns does not end a run: its warnings are shown.
 
-Imported with the package, since every process of a run inherits these options. Tests have filters of their own.
+Imported by `engine.errors`, and so by every process of a run: all inherit these options. Tests have filters of their
+own.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = "import engine, warnings\nfor kind in ({}): warnings.warn('odd', kind)\nprint('went on')"
+PROGRAM = "import engine.errors, warnings\nfor kind in ({}): warnings.warn('odd', kind)\nprint('went on')"
 
 
 @pytest.mark.parametrize(
