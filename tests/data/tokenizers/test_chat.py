@@ -293,6 +293,7 @@ def test_a_normalizer_cannot_make_special_tokens_of_a_message(name: str, tmp_pat
     for text in texts:
         special = {library.token_to_id(token) for token in SPECIAL}
         assert special & set(library.encode(text, add_special_tokens=False).ids), text
+        assert not special & set(tokenizer.encode(f"a {text} b").tolist()), "in a text it is ordinary"
         with pytest.raises(DataError, match=r"messages\[0\] contains .* which would become the special token"):
             tokenizer.chat([{"role": "user", "content": f"a {text} b"}, ANSWER])
     ids, mask = tokenizer.chat([ASK, ANSWER])

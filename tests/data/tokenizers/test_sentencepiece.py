@@ -52,6 +52,7 @@ def test_a_symbol_that_is_matched_in_texts_never_ends_documents(tmp_path: Path) 
     """User-defined symbols are matched anywhere, and no option of the library stops that."""
     control = open_tokenizer(train(tmp_path / "control.model"))
     assert control.eos == 2 and 2 not in control.encode("a </s> b")
+    assert 2 not in control.encode("a \uff1c/s\uff1e b"), "which its normalizer makes </s>"
     user = open_tokenizer(train(tmp_path / "user.model", user_defined_symbols="</s>"))
     assert user.eos is None and 2 in user.encode("a </s> b")
 
