@@ -15,8 +15,11 @@ from engine.launch.launch import Launch
 from engine.launch.prepare import Start
 from engine.launch.say import Say
 from engine.launch.tail import left_out_so_far
+from engine.report.headline import of_run
 from engine.run import metrics
 from engine.run.folder import RunFolder
+from engine.run.launches import read_launches
+from engine.run.speed import Speed
 
 _EXHAUSTED = {"repeat": "repeat them", "drop": "drop the source", "stop": "stop the run"}
 
@@ -61,6 +64,10 @@ def outcome(launch: Launch, start: Start) -> dict[str, Any]:
     validated = [line["validation_loss"] for line in lines if "validation_loss" in line]
     known = start.corpora.overview
     report, bigram_nats = write_page(folder, say), known and known.bigram_nats
+    speed = Speed.of(lines, [one.step for one in read_launches(folder.launches)])
+    if speed is not None:
+        headline = of_run(lines, speed)
+        say(f"{headline.figure}: {headline.text}")
     if validated and bigram_nats is not None:
         verdict = "below" if validated[-1] < bigram_nats else "not below"
         bigram = f"the bigram entropy of the corpus, {bigram_nats:.3f}"
@@ -77,6 +84,9 @@ def outcome(launch: Launch, start: Start) -> dict[str, Any]:
             "loss": last["loss"],
             "validation_loss": validated[-1] if validated else None,
             "bigram_nats": bigram_nats,
+            "tokens_per_s": None if speed is None else speed.tokens_per_s,
+            "mfu": None if speed is None else speed.mfu,
+            "unsplit": None if speed is None else speed.unsplit,
             "report": report,
             "out": str(folder.root),
         }

@@ -15,7 +15,7 @@ from engine.report.svg import FIRST, SECOND, WIDE, AltText, Mark, Size, draw
 from engine.units import Floats
 
 _MANY = 500  # from this many points on, a noisy curve is thin
-_WIDER, _MOST_WIDER = 2.4, 3  # points by which a curve is wider than the next one, as often as this
+_WIDER, _MOST_WIDER = 3.0, 2  # points by which a curve is wider than the next one, as often as this
 _FEW = 10  # below, its points are marked: a line would hardly show
 # The first two are darker on light pages; the others are visible on both.
 COLOURS = (FIRST, SECOND, "#009e73", "#b8609a")

@@ -93,9 +93,9 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def screenshot(self, file: Path, *, whole: bool = False) -> None:
-        """Write a PNG of the first screen, or of the whole page."""
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+    def screenshot(self, file: Path) -> None:
+        """Write a PNG of the first screen."""
+        shot = self.call("Page.captureScreenshot", format="png")
         file.write_bytes(base64.b64decode(shot["data"]))
 
     def close(self) -> None:
