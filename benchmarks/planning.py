@@ -2,14 +2,15 @@
 
     python benchmarks/planning.py [--json] [--sizes RANKS/SEQUENCES] [--seeds 8] [--mode lockstep]
 
-Terms are defined in docs/planner.md. Planning times include verification; they are medians of five runs on one core,
-after a warm-up.
+Terms are defined in docs/planner.md. Planning times include verification; they are processor times, medians of five
+runs after a warm-up.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -104,10 +105,10 @@ def measure(
     lengths = draw(trace, ranks, sequences, seed)
     times = []
     for turn in range(repeats + (repeats > 1)):
-        started = time.perf_counter()
+        started = time.process_time()
         plan = plan_step(lengths, settings)
         if turn or repeats == 1:  # the first one warms up
-            times.append(time.perf_counter() - started)
+            times.append(time.process_time() - started)
     plain = compute_only(settings)
     even = plan_step(lengths, plain)
     makespan = simulate(plan, settings).makespan
@@ -136,12 +137,13 @@ def least_slots(lengths: Ints, settings: PlanSettings) -> int:
 
 
 def first_plan() -> float:
-    """Seconds of a new process that plans one step, including imports."""
+    """Processor seconds of a new process that plans one step, including imports."""
     times = []
     for _ in range(2):  # the first one fills the cache
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", FIRST], check=True, cwd=Path(__file__).parent.parent)
-        times.append(time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return times[-1]
 
 

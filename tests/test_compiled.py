@@ -5,10 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numba.core.errors import NumbaError
 
 from engine import compiled
+from engine.compiled import njit_in_place
 from engine.errors import StorageError
+from engine.units import Ints
 
 REPORTS = """
 from engine.compiled import when_compiling
@@ -80,3 +84,11 @@ def test_compiling_is_reported_once_and_only_where_it_happens(tmp_path: Path, py
             check=True,
         )
         assert run.stdout == reported
+
+
+def test_a_function_without_reference_counts_cannot_allocate() -> None:
+    def doubled(values: Ints) -> Ints:
+        return values * 2
+
+    with pytest.raises((NumbaError, RuntimeError)):
+        njit_in_place(doubled)(np.ones(3, dtype=np.int64))
