@@ -189,6 +189,10 @@ def _describe(dry: Mapping[str, Any]) -> str:
         lines.append(f"other hosts also get from this environment: {', '.join(dry['forwarded'])}")
     if dry.get("withheld"):
         lines.append(f"but not these, which look like secrets: {', '.join(dry['withheld'])}")
+    if dry.get("not_forwarded"):
+        lines.append(f"nor these, which ranks are not known to need: {', '.join(dry['not_forwarded'])}")
+    if dry.get("withheld") or dry.get("not_forwarded"):
+        lines.append("to forward one, add its name to BYTESCALE_FORWARD, a list with commas")
     commands = dry["commands"]
     lines = [output.fill(line) for line in lines]
     lines += [pasteable(command, sys.stdout) for command in commands[:_SHOWN_COMMANDS]]

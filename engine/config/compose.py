@@ -5,6 +5,7 @@ Nothing outside this file sees a DictConfig, and Hydra's logging and run directo
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from omegaconf.resolvers import oc
 from engine.config import tree
 from engine.config.own import OwnRecipe
 from engine.config.resolved import flat
-from engine.config.secret import is_secret
+from engine.config.secret import is_secret, is_secret_value
 from engine.errors import ConfigError
 
 _REFERENCE = re.compile(r"\$\{\s*([\w.]+)")
@@ -97,9 +98,10 @@ def _packaged(choices: tuple[str, ...]) -> DictConfig:
 
 def _variable(name: str, *default: Any) -> Any:
     """Resolve `${oc.env:NAME}`, but not for a secret: everyone who sees the run folder would see it."""
-    if is_secret(name):
+    if is_secret(name) or is_secret_value(os.environ.get(name, "")):
         message = "looks like a secret, which the run folder would show"
-        raise ConfigError(message, key=f"${{oc.env:{name}}}", hint="use a variable without TOKEN, KEY or the like")
+        hint = "use another variable; credentials stay in the environment, where libraries find them"
+        raise ConfigError(message, key=f"${{oc.env:{name}}}", hint=hint)
     return oc.env(name, *default)
 
 

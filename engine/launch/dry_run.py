@@ -21,7 +21,7 @@ def dry_run_of(launch: Launch, start: Start, refused: list[Problem]) -> dict[str
 
     `commands` start the agents of at most _COMMANDS nodes, and none if all steps are done; `program` is what each agent
     starts for each of its ranks. `forwarded` names the variables that ranks on other hosts get from this environment,
-    `withheld` those that look like secrets and stay here.
+    `withheld` those that look like secrets and stay here, `not_forwarded` others of libraries that stay here.
     """
     config, cluster, users = launch.config, launch.cluster, launch.forwarded()
     settings, known = PlanSettings.of(config), start.corpora.overview
@@ -55,6 +55,7 @@ def dry_run_of(launch: Launch, start: Start, refused: list[Problem]) -> dict[str
         # Names only: values may be private. `commands` leaves these variables out.
         "forwarded": list(users.variables),
         "withheld": users.withheld,
+        "not_forwarded": users.left,
         "nodes": len(cluster.nodes),
         "commands": [str(command) for command in commands],
         "program": shlex.join(commands[0].job["ranks"][0][1]) if commands else None,

@@ -1,7 +1,9 @@
 """Environment variables of ranks: which ones reach other hosts, and which one stops a launch (docs/gpu.md).
 
 Ranks on this machine inherit the whole environment. ssh passes none of it on, but libraries read from it which network
-to use, where CUDA is, or how long to wait: without these variables ranks of other hosts would behave differently.
+to use, where CUDA is, or how long to wait: without these variables ranks of other hosts would behave differently. So
+what is known to be needed is forwarded, unless it looks like a secret by its name or its value. Users add others with
+BYTESCALE_FORWARD, a list of names with commas.
 """
 
 from __future__ import annotations
@@ -13,44 +15,64 @@ from engine.cluster.cluster import Cluster
 from engine.cluster.hosts import is_local
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
-from engine.config.secret import is_secret
+from engine.config.secret import is_secret, is_secret_value
 from engine.errors import Problem
 
 _PREFIXES = (
     *("NCCL_", "GLOO_", "UCX_", "FI_"),  # networks; FI_ is libfabric, below NCCL on some clouds
     *("CUDA_", "CUDNN_", "CUBLAS_", "CUBLASLT_"),
     *("TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_"),
-    *("DS_", "HF_", "FLASH_ATTENTION_", "NUMBA_", "OMP_", "MKL_", "KMP_"),
+    *("FLASH_ATTENTION_", "NUMBA_", "OMP_", "MKL_", "KMP_", "DS_BUILD_"),
 )
+# Prefixes of libraries that are used, and whose other variables are for downloads, uploads and services.
+_LIBRARIES = ("HF_", "DS_", "DEEPSPEED_", "HUGGING", "TRANSFORMERS_", "TOKENIZERS_")
+FORWARD = "BYTESCALE_FORWARD"
 # XDG_CACHE_HOME: compiled code (engine/compiled.py). PATH is left to the other host: its compilers may be elsewhere.
-_NAMES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "XDG_CACHE_HOME")
+_TO_START = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "XDG_CACHE_HOME")
+_NAMES = (
+    *_TO_START,
+    *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM"),
+    *("DS_ACCELERATOR", "DS_SKIP_CUDA_CHECK", "DS_IGNORE_CUDA_DETECTION"),
+)
 # They describe one host: which of its GPUs to use, and who it is. With one NCCL_HOSTID all hosts would seem to be one.
 _PER_HOST = ("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID")
 
 
 class Forwarded(NamedTuple):
-    """Variables for ranks on other hosts, and names that would be among them if they did not look like secrets."""
+    """Variables for ranks on other hosts, and the names of those of libraries that stay here."""
 
     variables: dict[str, str]
-    withheld: list[str]
+    withheld: list[str]  # they would be among them if they did not look like secrets
+    left: list[str]  # ranks are not known to need them
 
 
 def forwarded(environment: Mapping[str, str], cluster: Cluster) -> Forwarded:
     """Choose the variables of `environment` that ranks on other hosts get too, in alphabetical order.
 
-    There are none if all nodes of the cluster are this machine.
+    There are none if all nodes of the cluster are this machine. What the user has named in BYTESCALE_FORWARD is
+    forwarded whatever it looks like.
     """
     if all(is_local(node.host) for node in cluster.nodes):
-        return Forwarded({}, [])
-    names = [name for name in sorted(environment) if name in _NAMES or name.startswith(_PREFIXES)]
-    names = [name for name in names if name not in _PER_HOST]
-    secret = [name for name in names if is_secret(name)]  # ranks read local files only and need no credentials
-    return Forwarded({name: environment[name] for name in names if name not in secret}, secret)
+        return Forwarded({}, [], [])
+    asked = {name.strip() for name in environment.get(FORWARD, "").split(",")}
+    variables, withheld, left = dict[str, str](), list[str](), list[str]()
+    for name, value in sorted(environment.items()):
+        if name in asked:
+            variables[name] = value
+        elif name in _PER_HOST or not (name in _NAMES or name.startswith((*_PREFIXES, *_LIBRARIES))):
+            continue
+        elif is_secret(name) or is_secret_value(value):  # ranks read local files only and need no credentials
+            withheld.append(name)
+        elif name in _NAMES or name.startswith(_PREFIXES):
+            variables[name] = value
+        else:
+            left.append(name)
+    return Forwarded(variables, withheld, left)
 
 
 def needed_to_start(variables: Mapping[str, str]) -> dict[str, str]:
     """Return those of the forwarded variables without which Python may not start on the other host."""
-    return {name: variables[name] for name in _NAMES if name in variables}
+    return {name: variables[name] for name in _TO_START if name in variables}
 
 
 def environment_problem(config: Config, environment: Mapping[str, str]) -> Problem | None:

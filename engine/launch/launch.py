@@ -41,4 +41,4 @@ class Launch:
 
     def forwarded(self) -> Forwarded:
         """Choose the variables that ranks on other hosts get from this environment. Nodes that join have their own."""
-        return Forwarded({}, []) if self.joins else forwarded(os.environ, self.cluster)
+        return Forwarded({}, [], []) if self.joins else forwarded(os.environ, self.cluster)

@@ -36,6 +36,15 @@ USERS = {
     "PYTHONPATH": f"/opt/python:{Path(__file__).parents[2]}",
 }
 SECRETS = {"HF_TOKEN": "hf_abc", "NCCL_API_KEY": "my-key", "HF_PASSWORD": "my-word", "TORCH_SECRET_OF": "my-secret"}
+SECRETS |= {"HF_HUB_BEARER": "b-value", "DS_ACCESS_PAT": "p-value"}
+BY_VALUE = {
+    "HF_ENDPOINT": "https://user:my-password@mirror/hf",
+    "TORCHINDUCTOR_REDIS_URL": "redis://:my-password@host:6379/0",
+    "NCCL_DEBUG_FILE": "ghp_0123456789abcdefghij",
+    "TRITON_REMOTE": "Bearer abcdefgh12345",
+    "DS_CODE": "0123456789abcdef0123456789ABCDEF",
+}
+LEFT = {"HF_HUB_ENABLE_HF_TRANSFER": "1", "DS_SOMETHING": "x", "TRANSFORMERS_OFFLINE": "1"}
 OTHERS = Cluster((Node("alpha", 1), Node("beta", 1)), 2**30)
 STAY = {"CUDA_VISIBLE_DEVICES": "3", "NCCL_HOSTID": "here", "PATH": "/bin", "HOME": "/root", "AWS_ACCESS_KEY_ID": "a"}
 
@@ -92,10 +101,17 @@ def test_a_remote_rank_gets_what_libraries_read(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_is_forwarded_withheld_and_left_here() -> None:
-    chosen = forwarded({**STAY, **SECRETS, **USERS}, OTHERS)
+    chosen = forwarded({**STAY, **SECRETS, **BY_VALUE, **LEFT, **USERS}, OTHERS)
     assert chosen.variables == USERS and list(chosen.variables) == sorted(USERS)
-    assert chosen.withheld == sorted(SECRETS)
-    assert forwarded(STAY, OTHERS) == ({}, [])
+    assert chosen.withheld == sorted({**SECRETS, **BY_VALUE}) and chosen.left == sorted(LEFT)
+    assert forwarded(STAY, OTHERS) == ({}, [], [])
+
+
+def test_users_may_name_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"BYTESCALE_FORWARD": "HF_TOKEN, MY_SETTING,NOT_SET", "MY_SETTING": "1", **SECRETS}
+    chosen = forwarded(asked, OTHERS)
+    assert chosen.variables == {"HF_TOKEN": SECRETS["HF_TOKEN"], "MY_SETTING": "1"}
+    assert chosen.withheld == sorted(SECRETS.keys() - {"HF_TOKEN"})
 
 
 def test_a_network_partition_is_no_secret() -> None:
@@ -149,7 +165,12 @@ def test_a_dry_run_names_what_is_forwarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "private-net")
+    for name in list(os.environ):
+        if name.startswith(("HF_", "DS_", "TRANSFORMERS_", "TOKENIZERS_", "HUGGING")):
+            monkeypatch.delenv(name)
     monkeypatch.setenv("HF_TOKEN", "hf_abc")
+    monkeypatch.setenv("HF_ENDPOINT", "https://user:my-password@mirror/hf")
+    monkeypatch.setenv("DS_SOMETHING", "some-value")
     (tmp_path / "hosts").write_text("alpha slots=2\n")
     words = recipe(tmp_path, "train", "recipe=h200-1b-8k", "--dry-run", "--hostfile", str(tmp_path / "hosts"))
     assert run(words) == 0
@@ -157,8 +178,10 @@ def test_a_dry_run_names_what_is_forwarded(
     assert run([*words, "--json"]) == 0
     shown = capsys.readouterr().out
     dry = json.loads(shown)["dry_run"]
-    assert "NCCL_SOCKET_IFNAME" in dry["forwarded"] and dry["withheld"] == ["HF_TOKEN"]
-    assert "other hosts also get from this environment: " in text and "look like secrets: HF_TOKEN" in text
+    assert "NCCL_SOCKET_IFNAME" in dry["forwarded"] and dry["withheld"] == ["HF_ENDPOINT", "HF_TOKEN"]
+    assert dry["not_forwarded"] == ["DS_SOMETHING"] and "DS_SOMETHING" in text and "BYTESCALE_FORWARD" in text
+    assert "my-password" not in text + shown and "some-value" not in text + shown
+    assert "other hosts also get from this environment: " in text and "look like secrets: HF_ENDPOINT, HF_TOKEN" in text
     assert "private-net" not in text + shown and "hf_abc" not in text + shown
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     assert run([*words, "--json"]) == 0

@@ -30,7 +30,7 @@ def test_only_hosts_that_are_reached_over_ssh_get_variables_of_this_environment(
     joins = Joins(Joined("srun", "1.0", 0, 2, 0, 1, False, False), RunFolder(tmp_path), {"GLOO_SOCKET_IFNAME": "lo"})
     joined = Launch(load(["cluster.nodes=2", f"run.out={tmp_path}"]), print, joins)
     assert "NCCL_DEBUG" in by_ssh.forwarded().variables and by_ssh.forwarded().withheld == ["HF_TOKEN"]
-    assert joined.forwarded() == ({}, [])
+    assert joined.forwarded() == ({}, [], [])
     for launch, address, ssh in ((by_ssh, "alpha", True), (joined, "127.0.0.1", False)):
         first, second = launch.commands(tmp_path / "step-00000001")
         assert ("ssh" in second.arguments, "NCCL_DEBUG" in second.job["environment"]) == (ssh, ssh)
