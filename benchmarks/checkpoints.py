@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from engine.folders import random_name
 from engine.run.background import BackgroundWriter
 from engine.run.checkpoints import TrainState, check_hashes, folder_name, write
 
@@ -40,7 +41,7 @@ def save(checkpoints: Path, mib: int) -> Path:
         return list(files)
 
     state = TrainState(1, {}, 1, {}, {})
-    return write(checkpoints, state, 0, tensors)
+    return write(checkpoints, state, 0, tensors, random_name())
 
 
 def _verify(folder: Path, part: int, parts: int, barrier: Any, used: Any) -> None:
@@ -99,7 +100,7 @@ def stalls(rank: int, root: Path, layers: int, rounds: int, port: int) -> None:
     engine.step(1e-3)  # creates the moments
     engine.reserve_snapshot()
     time.sleep(10)  # as long as a few steps: the first checkpoint of a run comes later
-    writer = BackgroundWriter(root, rank)
+    writer = BackgroundWriter(root, rank, "0" * 16)
     for number in range(rounds + 1):
         dist.barrier()
         began, began_cpu = time.perf_counter(), time.process_time()

@@ -11,7 +11,7 @@ import typer
 
 from bytescale_cli import output
 from bytescale_cli.options import Debug, Json, check_at_least, choice, whole_number
-from engine.errors import CheckpointError, ConfigError
+from engine.errors import BytescaleError, CheckpointError, ConfigError, DataError
 
 app = typer.Typer(help="List, check, remove, import and export checkpoints.")
 
@@ -43,13 +43,21 @@ def verify(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Check every byte of a checkpoint, or of all checkpoints of a run. Exits with 5 if one is damaged."""
+    """Check every byte of a checkpoint, or of all checkpoints of a run and of its ledger.
+
+    Exits with 5 if a checkpoint is damaged, with 4 if only the ledger is.
+    """
     from engine.config.units import counted
+    from engine.data.ledger import Ledger
     from engine.run.checkpoints import START_OVER
+    from engine.run.folder import RunFolder
     from engine.run.saved import check_all
 
     found = check_all(source)
-    damaged, error = [one for one in found if one["damaged"]], None
+    ledger = Ledger(RunFolder(Path(source)).ledger)  # a checkpoint has none, nor has a URL
+    of_ledger = ledger.damaged() if ledger.folder.is_dir() else None
+    damaged = [one for one in found if one["damaged"]]
+    error: BytescaleError | None = None
     if damaged:
         are = "is damaged:" if len(damaged) == 1 else "are damaged, such as"
         message = f"{len(damaged)} of {counted(len(found), 'checkpoint')} {are} {Path(damaged[0]['path']).name}"
@@ -60,7 +68,15 @@ def verify(
             hint = "`bytescale ckpt verify RUN` checks all checkpoints of its run"
         error = CheckpointError(f"{message}: {damaged[0]['damaged']}", key=source, hint=hint)
     rows = [[one["path"], f"damaged: {one['damaged']}" if one["damaged"] else "intact"] for one in found]
-    output.emit({"checkpoints": found}, output.table(["path", ""], rows), as_json=json, error=error)
+    if of_ledger is not None:
+        rows.append([str(ledger.folder), f"damaged: {'; '.join(of_ledger)}" if of_ledger else "intact"])
+        if of_ledger and error is None:
+            message = f"the ledger is damaged: {of_ledger[0]}"
+            error = DataError(
+                message, key=str(ledger.folder), hint="restore it from a copy; the checkpoints are intact"
+            )
+    answer = {"checkpoints": found, "ledger": of_ledger}
+    output.emit(answer, output.table(["path", ""], rows), as_json=json, error=error)
 
 
 @app.command()

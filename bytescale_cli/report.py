@@ -40,7 +40,7 @@ def report(
     from engine.report.run import read_run
     from engine.report.run_page import run_page
 
-    found = [read_run(run) for run in runs]
+    found = [read_run(run, output.say) for run in runs]
     names = [run.name for run in found]
     if len(set(names)) < len(names):
         names = list(map(str, runs))

@@ -58,6 +58,7 @@ def list_(
     columns = ["state", "steps", "loss", "tokens/s", "recipe", "run"]
     text = output.table(columns, rows) if rows else f"no runs in {folder}"
     text += "".join(f"\n{one['run']}: {one['reason']}" for one in unreadable)
+    text += "".join(f"\n{warning}" for one in found for warning in one["warnings"])
     output.emit({"runs": found, "unreadable": unreadable}, output.fill(text), as_json=json)
 
 
@@ -89,6 +90,8 @@ def status_(run: Run, json: Json = False, debug: Debug = False) -> None:
         facts["cause"] = found.cause
     said = {rank: cause for rank, cause in found.causes.items() if cause not in (found.cause or "")}
     facts |= {f"rank {rank}": f"failed: {cause}" for rank, cause in said.items()}
+    if found.warnings:
+        facts["warning"] = "; ".join(found.warnings)
     text = output.record(f"{found.run}: {found.state}", list(facts.items()))
     output.emit({"status": asdict(found)}, text, as_json=json)
 

@@ -20,7 +20,7 @@ from engine import warned as warned  # in every process, before it imports libra
 E = TypeVar("E", bound="BytescaleError")
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-_FORBIDDEN = (errno.EACCES, errno.EPERM)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.ELOOP)  # the last: a link that another user may have made
 _SHARED_MEMORY = "/dev/shm"  # semaphores, and NCCL's buffers between the GPUs of a host
 _ON_DEVICE = ("cuda error: out of memory", "cuda out of memory", "_status_alloc_failed", "cuda failure 2 ")
 _ON_HOST = ("can't allocate memory", "not enough memory", "cannot allocate memory", "bad_alloc", "out of memory")

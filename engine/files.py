@@ -1,4 +1,7 @@
-"""Writes files and folders atomically: complete or absent, even after a full disk, a signal or a power loss."""
+"""Writes files atomically: complete or absent, even after a full disk, a signal or a power loss.
+
+Links that other users may have put in the place of a file are not followed. Folders: folders.py.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,20 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import product
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 LOCK = ".lock"
 _LOOKS, _LOOK_S = 10, 0.01  # how often and how long `locked` waits for a reader that tests the lock
-_DRAFT, _RETIRED = ".writing-", ".removing-"
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_BLOBS = re.compile(r"((?:\.\./)+blobs)/(\w+)")  # a link of the Hugging Face hub's cache
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -51,6 +55,52 @@ def new_file(path: Path) -> BinaryIO:
     return path.open("xb")
 
 
+def append(path: Path) -> BinaryIO:
+    """Open a file to write at its end; it is created if it is missing. Raises OSError, also for a link."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(_regular(os.open(path, flags, 0o666), path), "ab")
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file to a new one, durably. No user who may not read `source` may read the copy.
+
+    Raises OSError (ELOOP) for a link: another user could have a file of ours copied to a place where it can be read.
+    Links of the cache of the Hugging Face hub are followed to its folder `blobs`, and no further.
+    """
+    with os.fdopen(_open_copied(source), "rb") as file, new_file(target) as made:
+        # By these paths, `copyfile` reads and writes what has been opened.
+        shutil.copyfile(f"/proc/self/fd/{file.fileno()}", f"/proc/self/fd/{made.fileno()}")
+        before, now = os.fstat(file.fileno()), os.fstat(made.fileno())
+        all_may = before.st_mode & stat.S_IRWXO
+        of_group = before.st_mode & stat.S_IRWXG if before.st_gid == now.st_gid else all_may << 3
+        os.fchmod(made.fileno(), stat.S_IMODE(now.st_mode & (stat.S_IRWXU | of_group | all_may)))
+        os.fsync(made.fileno())
+
+
+def _open_copied(source: Path) -> int:
+    """Open a file that is copied, and return its descriptor."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return _regular(os.open(source, flags), source)
+    except OSError as error:
+        link = _BLOBS.fullmatch(str(source.readlink())) if error.errno == errno.ELOOP else None
+        if link is None:
+            raise
+    blobs = os.open(source.parent / link[1], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return _regular(os.open(link[2], flags, dir_fd=blobs), source)
+    finally:
+        os.close(blobs)
+
+
+def _regular(handle: int, path: Path) -> int:
+    """Return the descriptor of a file. Closes it and raises OSError if it is a device, a pipe or a folder."""
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise PermissionError(errno.EACCES, "is not a regular file", str(path))
+    return handle
+
+
 def free_name(path: Path) -> Path:
     """Return the first of `NAME.1`, `NAME.2`, ... beside `path` that does not exist."""
     number = 1
@@ -69,30 +119,45 @@ def sync(path: Path) -> None:
 
 
 def is_own(folder: Path) -> bool:
-    """Return whether no other user can have made a folder, or a link in its place.
+    """Return whether no other user can have made a folder, or a link in its place, nor can put another one there.
 
-    That is so if not everybody may write to the folder around it, or if it is this user's.
+    That is so if only one user may write to the folder around it; or if that has the sticky bit, as /tmp, and this
+    folder is this user's, and only this user may write to it.
     """
-    if not folder.parent.stat().st_mode & stat.S_IWOTH:
+    around = folder.parent.stat()
+    if not around.st_mode & _OTHERS:
         return True
     found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & stat.S_IWOTH
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS
+    return ours and bool(around.st_mode & stat.S_ISVTX)
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Lock a file, which is created if it does not exist. Raises BlockingIOError if another process has locked it.
+def locked(path: Path, mode: int | None = None) -> Iterator[None]:
+    """Lock a file, which is created, with the permissions `mode`, if it does not exist.
 
-    The kernel releases the lock when this process ends, however it ends. Raises OSError if the file is a link, which
-    another user may have put there. Nothing in the file is changed.
+    The kernel releases the lock when this process ends, however it ends. Raises BlockingIOError if another process has
+    locked the file, OSError if it is a link, which another user may have put there. Nothing in the file is changed.
     """
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)) as file:
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:
+        try:
+            handle = os.open(path, flags)
+        except FileNotFoundError as error:
+            raise BlockingIOError(f"{path} was removed by the process that locked it") from error
+        mode = None
+    with os.fdopen(_regular(handle, path), "r+b") as file:
+        if mode is not None:
+            with suppress(PermissionError):  # the file system has no permissions
+                os.fchmod(file.fileno(), mode)
         # Before our lock its last owner may have removed the file, or renamed its folder. Then another process may have
         # locked a new file of the same name. NFS has no files without a name (ESTALE).
         same = False
         try:
             _lock(file)
-            same = os.path.samestat(os.fstat(file.fileno()), path.stat())
+            same = os.path.samestat(os.fstat(file.fileno()), path.lstat())
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
@@ -101,7 +166,7 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _lock(file: IO[str]) -> None:
+def _lock(file: IO[bytes]) -> None:
     """Lock a file. Tries more than once, since `engine.run.status.is_locked` shares the lock for a moment."""
     for _ in range(_LOOKS):
         with suppress(BlockingIOError):
@@ -109,64 +174,3 @@ def _lock(file: IO[str]) -> None:
             return
         time.sleep(_LOOK_S)
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def draft_of(final: Path) -> Path:
-    """Return the temporary path of the folder `final` while it is being written."""
-    return final.with_name(f"{_DRAFT}{final.name}")
-
-
-@contextmanager
-def locked_draft(final: Path) -> Iterator[Path]:
-    """Create an empty draft of the folder `final`, lock it, and yield its path; the caller fills and publishes it.
-
-    A draft that is not published stays on disk, and the next writer of `final` empties it. Raises BlockingIOError if
-    another process is writing the same folder, OSError if another user has made the draft: it could be a link to a
-    folder of ours, which would be emptied.
-    """
-    draft = draft_of(final)
-    draft.mkdir(parents=True, exist_ok=True)
-    if not is_own(draft):
-        raise OSError(errno.EEXIST, "another user has made this folder", str(draft))
-    with locked(draft / LOCK):
-        for left in draft.iterdir():
-            if left.is_dir():
-                shutil.rmtree(left)
-            elif left.name != LOCK:
-                left.unlink()
-        yield draft
-
-
-def publish(draft: Path, final: Path) -> None:
-    """Rename a draft folder to `final` and remove its lock file, if it has one.
-
-    The caller must have synced the files; this function syncs the folders. Raises OSError if `final` is a file or not
-    empty.
-    """
-    for folder in (draft, *(path for path in draft.rglob("*") if path.is_dir())):
-        sync(folder)
-    draft.rename(final)
-    (final / LOCK).unlink(
-        missing_ok=True
-    )  # after the rename: else a second writer could create and lock a new file in the draft
-    sync(final)
-    sync(final.parent)
-
-
-def remove_folder(folder: Path) -> None:
-    """Rename a folder, so that `remove_ruins` finds it, and remove it: no incomplete folder of that name is left."""
-    shutil.rmtree(folder.rename(folder.with_name(f"{_RETIRED}{folder.name}")))
-
-
-def remove_ruins(*parents: Path) -> None:
-    """Remove the drafts and half-removed folders that killed processes left in `parents`.
-
-    What a process still has open on NFS stays until the next call.
-    """
-    for parent, prefix in product(parents, (_RETIRED, _DRAFT)):
-        for ruin in parent.glob(f"{prefix}*"):
-            try:
-                shutil.rmtree(ruin)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EBUSY):
-                    raise

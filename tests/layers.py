@@ -13,5 +13,17 @@ LAYERS = (
     {"run", "control"},
     {"cluster"},
     {"config"},
-    {"close", "compiled", "dtypes", "errors", "files", "readers", "safe_path", "selection", "units", "warned"},
+    {
+        "close",
+        "compiled",
+        "dtypes",
+        "errors",
+        "files",
+        "folders",
+        "readers",
+        "safe_path",
+        "selection",
+        "units",
+        "warned",
+    },
 )

@@ -3,26 +3,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from engine.cost.datasheets import nominal
-from engine.files import (
-    LOCK,
-    locked,
-    locked_draft,
-    new_file,
-    publish,
-    remove_folder,
-    remove_ruins,
-    write_durably,
-    write_json,
-)
+from engine.files import LOCK, append, copy, locked, new_file, write_durably, write_json
 
 
 def write_calibration(path: Path) -> None:
@@ -51,74 +40,6 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     assert [file.name for file in tmp_path.iterdir()] == ["a"] and path.read_bytes() != b"old"
 
 
-def test_the_next_writer_empties_the_draft_of_a_killed_one(tmp_path: Path) -> None:
-    with locked_draft(tmp_path / "a") as draft:  # never published, as after a kill
-        (draft / "inner").mkdir()
-        (draft / "inner" / "x").touch()
-        (draft / "y").touch()
-    with locked_draft(tmp_path / "a") as draft:
-        assert [path.name for path in draft.iterdir()] == [LOCK]
-        publish(draft, tmp_path / "a")
-    assert list(tmp_path.rglob("*")) == [tmp_path / "a"], "not even the lock stays"
-
-
-def test_a_second_writer_is_refused_and_takes_nothing_from_the_first(tmp_path: Path) -> None:
-    with locked_draft(tmp_path / "a") as draft:
-        (draft / "x").touch()
-        with pytest.raises(BlockingIOError), locked_draft(tmp_path / "a"):
-            pass
-        assert (draft / "x").exists()
-
-
-def test_a_folder_is_not_replaced(tmp_path: Path) -> None:
-    final = tmp_path / "a"
-    final.mkdir()
-    (final / "old").touch()
-    with locked_draft(final) as draft:
-        (draft / "new").touch()
-        with pytest.raises(OSError, match="not empty"):
-            publish(draft, final)
-        assert (final / "old").exists()
-        (final / "old").unlink()
-        publish(draft, final)
-    assert list(tmp_path.rglob("*")) == [final, final / "new"]
-
-
-def test_ruins_of_writers_and_removals_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupted removal leaves no incomplete folder under the name that readers look for."""
-
-    def interrupted(folder: Path) -> None:
-        (folder / "x").unlink()
-        raise KeyboardInterrupt
-
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "x").touch()
-    with locked_draft(tmp_path / "b"):
-        pass
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            remove_folder(tmp_path / "a")
-    assert len(list(tmp_path.iterdir())) == 2 and not (tmp_path / "a").exists()
-    remove_ruins(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_ruins_that_are_open_on_nfs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a").mkdir()
-    remove = Mock(side_effect=OSError(errno.ENOTEMPTY, "Directory not empty"))
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", remove)
-        with pytest.raises(OSError):
-            remove_folder(tmp_path / "a")
-        remove_ruins(tmp_path)
-        remove.side_effect = PermissionError(errno.EACCES, "Permission denied")
-        with pytest.raises(PermissionError):
-            remove_ruins(tmp_path)
-    remove_ruins(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_lock_that_its_owner_removes_on_another_host_counts_as_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,22 +65,11 @@ def test_a_link_that_somebody_has_put_there_is_not_followed(tmp_path: Path) -> N
     (tmp_path / "a.bin.writing").symlink_to(mine)
     with new_file(tmp_path / "a.bin.writing") as file:
         file.write(b"a")
+    (tmp_path / "metrics.jsonl").symlink_to(mine)
+    with pytest.raises(OSError, match="symbolic links"):
+        append(tmp_path / "metrics.jsonl")
     assert mine.read_text() == "precious"
     assert (tmp_path / "a.bin.writing").read_bytes() == b"a"
-
-
-def test_a_draft_that_another_user_has_made_is_not_emptied(tmp_path: Path) -> None:
-    mine, shared = tmp_path / "mine", tmp_path / "shared"
-    mine.mkdir()
-    (mine / "a").write_text("precious")
-    shared.mkdir()
-    shared.chmod(0o1777)
-    (shared / ".writing-hf").symlink_to(mine)
-    with pytest.raises(OSError, match="another user has made this folder"), locked_draft(shared / "hf"):
-        pass
-    assert (mine / "a").exists()
-    with locked_draft(shared / "other") as draft:  # no link
-        publish(draft, shared / "other")
 
 
 def test_a_lock_keeps_what_the_file_contains(tmp_path: Path) -> None:
@@ -167,3 +77,51 @@ def test_a_lock_keeps_what_the_file_contains(tmp_path: Path) -> None:
     with locked(tmp_path / LOCK):
         pass
     assert (tmp_path / LOCK).read_text() == "notes"
+
+
+def test_a_lock_has_the_permissions_of_the_process_that_made_it(tmp_path: Path) -> None:
+    """One that was there keeps its own: it may be a file of ours that another user has renamed."""
+    (tmp_path / "private").touch(0o600)
+    for name, mode in (("private", 0o600), ("new", 0o664)):
+        with locked(tmp_path / name, 0o664):
+            assert stat.S_IMODE((tmp_path / name).stat().st_mode) == mode
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    """Another user may have put it there; opening it would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    for use in (append, lambda path: locked(path).__enter__(), lambda path: copy(path, tmp_path / "copy")):
+        with pytest.raises(OSError):
+            use(tmp_path / "pipe")
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o600, 0o600), (0o640, 0o640), (0o644, 0o644), (0o666, 0o644)])
+def test_a_copy_is_readable_by_those_who_may_read_the_original(tmp_path: Path, mode: int, expected: int) -> None:
+    (tmp_path / "a").write_bytes(b"abc" * 1000)
+    (tmp_path / "a").chmod(mode)
+    copy(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == b"abc" * 1000
+    assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == expected
+
+
+def test_links_are_copied_from_the_cache_of_the_hub_alone(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "models--a" / "snapshots" / "1", tmp_path / "models--a" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "ab12").write_text("blob")
+    (tmp_path / "private").write_text("private")
+    for name, target in {
+        "config.json": "../../blobs/ab12",
+        "absolute": blobs / "ab12",
+        "private": "../../../private",
+        "of a blob": "../../blobs/link",
+    }.items():
+        (snapshot / name).symlink_to(target)
+    (blobs / "link").symlink_to("../../private")
+    copy(snapshot / "config.json", tmp_path / "config.json")
+    assert (tmp_path / "config.json").read_text() == "blob"
+    for name in ("absolute", "private", "of a blob"):
+        with pytest.raises(OSError, match="symbolic links"):
+            copy(snapshot / name, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()

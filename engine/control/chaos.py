@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from engine.control.progress import MOMENTS, OF_MICRO_BATCHES
-from engine.files import write_json
+from engine.files import append, write_json
 from engine.readers import read_object
 
 OF_RANKS = ("kill-rank", "stop-rank", "slow-rank", "cut-link")
@@ -85,8 +85,8 @@ class Chaos:
             else:
                 path.unlink()
             happened = {"time": time.time(), "fault": fault.name, "rank": self._rank, "step": step, "phase": phase}
-            with (self._folder / "log.jsonl").open("a") as file:
-                file.write(json.dumps(happened) + "\n")
+            with append(self._folder / "log.jsonl") as file:
+                file.write(json.dumps(happened).encode() + b"\n")
             _do(fault.name)
         return slower
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from engine.config import schema
 from engine.config.sources import source_configs
-from engine.data.pack import ENDINGS, cache_folder
+from engine.data.cache import ENDINGS, cache_folder
 from engine.data.sources.files import matches, split_glob
 from engine.data.sources.folder import STDLIB
 from engine.data.sources.urls import is_url
 from engine.errors import ConfigError
+from engine.folders import MARK
 
 
 def place_of(data: schema.Data, name: str, path: str) -> str:
@@ -44,7 +45,11 @@ def document_among(written: Sequence[str], folder: Path, path: str, pattern: str
 def check_cache(data: schema.Data) -> None:
     """Raise ConfigError if files of the cache folder would become documents."""
     folder, name = cache_folder(data), "00" * 16
-    written = [f"00/{name}{ending}" for ending in (*ENDINGS, ".lock")] + [f"00/.{name}.draft/{name}.bin"]
+    draft = f"00/.writing-{name}.{'0' * 16}"
+    written = [f"00/{name}{ending}" for ending in (*ENDINGS, ".lock")] + [
+        f"{draft}/{name}/{name}.bin",
+        f"{draft}/{MARK}",
+    ]
     for source, one in source_configs(data).items():
         for path in one.paths if one.format != "tokens" else ():
             read = document_among(written, folder, path, one.pattern)

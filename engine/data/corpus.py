@@ -23,14 +23,13 @@ from engine.config import schema
 from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.data.block_files import read_blocks
+from engine.data.cache import ENDINGS, cache_folder
 from engine.data.mixture import segments_of
 from engine.data.pack import (
-    ENDINGS,
     OTHERS,
     LeftOut,
     Tokens,
     blocks_path,
-    cache_folder,
     hashes_path,
     is_packed,
     pack_block,

@@ -4,6 +4,7 @@
  RUN/ledger/sources.json             names of the sources, by their number in the ledger
             documents-00000000.bin   rows of steps 1 .. 1000, each a sequence: ROW. The same for any number of ranks
             ranks-00000000.bin       rows of steps 1 .. 1000, each a shard of a sequence: SHARD
+            hashes-00000000.bin      rows of steps 1 .. 1000, each the hashes of a step's rows in both files: HASHES
             documents-00000001.bin   ... of steps 1001 .. 2000
             replaced.bin             rows of steps that were run before the run went back, until they are run again
 ```
@@ -11,7 +12,9 @@ It is only appended to, except that a step that is run again replaces the steps 
 same contents as before; a run that begins at step 1 again has a new ledger. The oldest files are removed when all
 together exceed a limit.
 
-A step is written before its metrics, so a step with metrics is complete; the rows of a later one may not be.
+A step is written before its metrics, so a step with metrics is complete; the rows of a later one may not be. Hashes are
+not synced, so after a power loss the last steps may have none; nor have those of earlier versions. A step without a
+hash is not checked.
 
 Letters: S sequences of a step, H shards of all sequences.
 """
@@ -23,6 +26,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +34,7 @@ from numpy.typing import NDArray
 
 from engine.data.steps import SequenceTable
 from engine.errors import DataError
-from engine.files import sync, write_durably
+from engine.files import append, new_file, sync, write_durably
 from engine.planner.plan.step_plan import StepPlan
 from engine.readers import HUGE, read_bytes, read_json
 from engine.run.checkpoints import START_OVER
@@ -48,10 +52,12 @@ ROW = np.dtype(
     ]
 )
 SHARD = np.dtype([("step", "<u4"), ("sequence", "<u4"), ("rank", "<u4")])  # in the order of each ring
+HASHES = np.dtype([("step", "<u4"), ("documents", "<u8"), ("ranks", "<u8")])
 STEPS = 1000  # of a file
 LIMIT = 8 << 30  # bytes of all files but the last one
-_KINDS = {"documents": ROW, "ranks": SHARD}
+_KINDS = {"documents": ROW, "ranks": SHARD, "hashes": HASHES}
 _PLACE = ["source", "block", "document"]
+_RESTORE = "restore it from a copy; without one, training goes on, but these steps cannot be traced"
 Rows = NDArray[np.void]
 
 
@@ -70,11 +76,18 @@ class Ledger:
 
     @property
     def sources(self) -> list[str]:
-        """The names of all sources that the run ever had, by their number in the ledger."""
+        """The names of all sources that the run ever had, by their number in the ledger.
+
+        Raises DataError if their file is damaged.
+        """
+        path = self.folder / "sources.json"
+        hint = f"restore it from a copy, or rename {self.folder}: the run then begins another ledger"
         try:
-            found: list[str] = read_json(self.folder / "sources.json")
+            found = read_json(path, hint=hint)
         except FileNotFoundError:
             return []
+        if not (isinstance(found, list) and all(isinstance(name, str) for name in found)):
+            raise DataError("is damaged: it does not list the sources of the run", key=str(path), hint=hint)
         return found
 
     @property
@@ -101,14 +114,15 @@ class Ledger:
         shards = np.empty(int(first.sum()), dtype=SHARD)
         shards["step"], shards["rank"] = step, plan.ring_ranks[first]
         shards["sequence"] = plan.slice_sequence[plan.shard_slice[first]]
-        # Synced, so that no checkpoint is newer than the ledger.
-        for kind, new in (("documents", rows), ("ranks", shards)):
+        hashes = np.array([(step, _hash(rows), _hash(shards))], dtype=HASHES)
+        for kind, new in (("documents", rows), ("ranks", shards), ("hashes", hashes)):
             path = self._path(kind, _number(step))
             is_new = not path.exists()
-            with path.open("ab") as file:
+            with append(path) as file:
                 file.write(new.tobytes())
-                file.flush()
-                os.fsync(file.fileno())
+                if kind != "hashes":  # synced, so that no checkpoint is newer than the ledger
+                    file.flush()
+                    os.fsync(file.fileno())
             if is_new:
                 sync(self.folder)
         self._last = step
@@ -119,12 +133,35 @@ class Ledger:
             self._forget()
 
     def documents(self, step: int) -> Rows:
-        """Return the sequences of a step: ROW [S], none if the ledger does not have it."""
-        return _of_step(self._read("documents", _number(step)), step)
+        """Return the sequences of a step: ROW [S], none if the ledger does not have it.
+
+        Raises DataError if they do not match their hash.
+        """
+        return self._checked("documents", step)
 
     def shards(self, step: int) -> Rows:
-        """Return the shards of the sequences of a step: SHARD [H]. A rank is an HDP rank."""
-        return _of_step(self._read("ranks", _number(step)), step)
+        """Return the shards of the sequences of a step: SHARD [H]. A rank is an HDP rank. Raises as `documents`."""
+        return self._checked("ranks", step)
+
+    def damaged(self) -> list[str]:
+        """Return the damage of each file, its first step that does not match its hash; empty if all are intact."""
+        found = list[str]()
+        for number in sorted({*self._files(), *self._files("hashes")}):
+            hashes = self._read("hashes", number)
+            for kind in ("documents", "ranks"):
+                rows = self._read(kind, number)
+                wrong = (step for step in hashes["step"].tolist() if not _matches(rows, hashes, kind, step))
+                if (step := next(wrong, None)) is not None:
+                    found.append(f"{self._path(kind, number).name}: step {step} does not match its hash")
+        return found
+
+    def _checked(self, kind: str, step: int) -> Rows:
+        """Return the rows of a step of the files `kind`. Raises DataError if they do not match their hash."""
+        rows, number = self._read(kind, _number(step)), _number(step)
+        if not _matches(rows, self._read("hashes", number), kind, step):
+            path = self._path(kind, number)
+            raise DataError(f"is damaged: step {step} does not match its hash", key=str(path), hint=_RESTORE)
+        return _of_step(rows, step)
 
     def parts(self) -> Iterator[tuple[Rows, Rows]]:
         """Yield the sequences and shards of all steps, those of some steps at a time, in order: ROW [n], SHARD [m]."""
@@ -138,9 +175,9 @@ class Ledger:
     def _path(self, kind: str, number: int) -> Path:
         return self.folder / f"{kind}-{number:08d}.bin"
 
-    def _files(self) -> list[int]:
+    def _files(self, kind: str = "documents") -> list[int]:
         """Return the numbers of all files, ascending."""
-        return sorted(int(path.stem.rpartition("-")[2]) for path in self.folder.glob("documents-*.bin"))
+        return sorted(int(path.stem.rpartition("-")[2]) for path in self.folder.glob(f"{kind}-*.bin"))
 
     def _read(self, kind: str, number: int) -> Rows:
         """Read the rows of a file; none if there is no file.
@@ -170,11 +207,13 @@ class Ledger:
             write_durably(self.folder / "sources.json", json.dumps(known).encode())
         self._numbers = np.array([known.index(name) for name in self._sources], dtype=np.int64)
         draft, last = self._replaced_path.with_suffix(".writing"), step - 1
-        with draft.open("wb") as file:
+        with new_file(draft) as file:
             for number in self._files():
                 if number < _number(step):
                     continue
-                rows, shards = self._read("documents", number), self._read("ranks", number)
+                rows, shards, hashes = (self._read(kind, number) for kind in _KINDS)
+                sound = [step for step in np.unique(rows["step"]).tolist() if _matches(rows, hashes, "documents", step)]
+                rows = rows[np.isin(rows["step"], sound)]  # damaged ones say nothing about the documents
                 if len(shards):  # those of a last step without shards may be what a power loss has left
                     last = max(last, int(shards["step"][-1]))
                     first, stop = np.searchsorted(rows["step"], [step, last + 1])
@@ -210,19 +249,21 @@ class Ledger:
 
     def _remove_from(self, step: int) -> None:
         """Remove all steps from `step` on, and what a crash has left behind the last one."""
-        for kind, dtype in _KINDS.items():
+        for kind, dtype in reversed(_KINDS.items()):  # hashes first: other processes may be reading
             for path in self.folder.glob(f"{kind}-*.bin"):
                 number = int(path.stem.rpartition("-")[2])
                 if number > _number(step):
                     path.unlink()
                 elif number == _number(step):
                     kept = int(np.searchsorted(self._read(kind, number)["step"], step))
-                    os.truncate(path, kept * dtype.itemsize)
+                    with append(path) as file:
+                        file.truncate(kept * dtype.itemsize)
 
     def _forget(self) -> None:
         """Remove the oldest files while all but the last one exceed the limit."""
         *numbers, _ = self._files()
-        paths = {number: [self._path(kind, number) for kind in _KINDS] for number in numbers}
+        paths = {number: [self._path(kind, number) for kind in reversed(_KINDS)] for number in numbers}
+        paths = {number: [path for path in found if path.exists()] for number, found in paths.items()}
         sizes = {number: sum(path.stat().st_size for path in found) for number, found in paths.items()}
         for number in numbers:
             if sum(sizes.values()) <= self._limit:
@@ -230,6 +271,16 @@ class Ledger:
             del sizes[number]
             for path in paths[number]:
                 path.unlink()
+
+
+def _hash(rows: Rows) -> int:
+    return int.from_bytes(blake2b(rows.tobytes(), digest_size=8).digest(), "little")
+
+
+def _matches(rows: Rows, hashes: Rows, kind: str, step: int) -> bool:
+    """Return whether the rows of a step match its hash, if it has one."""
+    known = _of_step(hashes, step)
+    return not len(known) or _hash(_of_step(rows, step)) == int(known[kind][0])
 
 
 def _number(step: int) -> int:

@@ -8,14 +8,11 @@ meets a block that another process is packing takes the next.
 from __future__ import annotations
 
 import multiprocessing
-import re
-import shutil
 import signal
-import stat
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import BaseProcess
@@ -23,15 +20,15 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.data.pack import ENDINGS, Tokens, is_packed, locked_part, pack_block, part_path
+from engine.data.cache import found_in, remove_part
+from engine.data.pack import Tokens, is_packed, pack_block, part_path
 from engine.data.sources.source import Block
 from engine.errors import BytescaleError
+from engine.folders import opened
 from engine.safe_path import starting_safely
 
 _LOOK_S = 0.2  # between two looks at the loaders
 _MARGIN = 1 / 16  # of the spool: it is removed too when the spool is full, so that a folder is seldom listed
-# The files of a block, its lock, and the folder of a draft (pack.part_path, locked_part, _write_part).
-_OURS = re.compile(rf"([0-9a-f]{{32}})(?:{'|'.join(map(re.escape, (*ENDINGS, '.lock')))})|\.([0-9a-f]{{32}})\.\w+")
 _ATTEMPTS = 3  # loaders that may die of a block
 _BUSY_S = 1.0  # until blocks that other processes were packing are tried again: those processes may have died
 
@@ -187,43 +184,23 @@ def trim(folder: Path, limit: int, kept: Container[Path]) -> int:
     another process is packing. A run that needs a removed block packs it again. Returns the bytes that are left. Files
     that are not ours are neither counted nor removed: `data.cache` may be a folder that contains others.
     """
-    used, sizes, drafts = dict[Path, float](), defaultdict[Path, int](int), defaultdict[Path, list[Path]](list)
-    for part, path in _found_in(folder):
-        with suppress(OSError):  # another process has removed it
-            found = path.stat()
-            used[part] = max(found.st_mtime, used.get(part, 0))
-            if stat.S_ISDIR(found.st_mode):
-                drafts[part].append(path)
-                sizes[part] += sum(file.stat().st_size for file in path.iterdir())
-            else:
-                sizes[part] += found.st_size
-    total = sum(sizes.values())
-    if total <= limit:
-        return total
-    for part in sorted(used, key=lambda part: used[part]):
-        if total <= limit * (1 - _MARGIN):
-            break
-        if part in kept:
-            continue
-        with suppress(OSError), locked_part(part):  # nobody writes these files; they may be read
-            for ending in ENDINGS:  # the index first, which says that all is there
-                Path(f"{part}{ending}").unlink(missing_ok=True)
-            for draft in drafts[part]:
-                shutil.rmtree(draft)
-            total -= sizes[part]
+    used, sizes, total = dict[str, float](), defaultdict[str, int](int), 0
+    with suppress(FileNotFoundError), opened(folder) as cache:
+        for found in found_in(cache):
+            used[found.part] = max(found.changed, used.get(found.part, 0))
+            sizes[found.part] += found.bytes
+        total = sum(sizes.values())
+        if total <= limit:
+            return total
+        for part in sorted(used, key=lambda part: used[part]):
+            if total <= limit * (1 - _MARGIN):
+                break
+            if folder / part[:2] / part in kept:
+                continue
+            with suppress(OSError):
+                remove_part(cache, part)
+                total -= sizes[part]
     return total
-
-
-def _found_in(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the files and drafts of blocks in a cache folder, each after the prefix of its block."""
-    for number in range(256):
-        inside = folder / f"{number:02x}"
-        with suppress(OSError):  # there is no such folder, or another process removes it
-            for path in inside.iterdir():
-                ours = _OURS.fullmatch(path.name)
-                name = ours and (ours[1] or ours[2])
-                if name and name.startswith(inside.name):
-                    yield inside / name, path
 
 
 def _bytes(part: Path) -> int:

@@ -10,22 +10,20 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
-import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
 
 from engine import files
 from engine.config import schema
+from engine.data.cache import ENDINGS, folder_of, locked_part, move_into_place, remove_parts, write_part
 from engine.data.encode import encode
 from engine.data.quarantine import Quarantine, Unusable
 from engine.data.sources.files import stamp
@@ -39,6 +37,7 @@ from engine.data.tokenizers.load import open_tokenizer
 from engine.data.tokenizers.tokenizer import Tokenizer
 from engine.data.workers import cores, in_processes
 from engine.errors import ConfigError, DataError, StorageError
+from engine.folders import drafting, inside, opened
 from engine.readers import HUGE, LARGE, read_bytes, read_object
 from engine.units import Ints
 
@@ -47,7 +46,6 @@ _READING = 1  # to be raised when the same rows become other documents: blocks i
 OTHERS = "it belongs to another user; use another data.cache, or change the permissions"  # a hint
 _HASH_BYTES = 16
 _POLL_S = 0.01  # while another process packs a block
-ENDINGS = (".idx", ".bin", ".mask", ".hash", ".json")  # of the files of a block; .mask is seldom there
 JOINED_ENDINGS = (".json", ".idx", ".bin", ".mask", ".hash", ".blocks", ".quarantine.jsonl")  # of those of PREFIX
 Progress = Callable[[int, int], None]  # gets the blocks that are done, and all blocks
 
@@ -159,16 +157,18 @@ def pack(
         say(line)
     parts = parts_path(prefix)
     try:
-        parts.mkdir(parents=True, exist_ok=True)
-        with files.locked(parts / files.LOCK):
+        with opened(parts, make=True, named=False) as folder, files.locked(inside(folder) / files.LOCK):
             pack_blocks(tokens, parts, blocks, workers, progress)
             written = [part_path(tokens, parts, block) for block in blocks]
-            with TemporaryDirectory(prefix=".joined.", dir=parts) as draft:
-                facts = _join(blocks, written, Path(draft, prefix.name), tokens.open(), data)
+            with drafting(prefix, folder) as draft:
+                facts = _join(blocks, written, draft.path / prefix.name, tokens.open(), data)
                 if facts.documents:
                     facts_path(prefix).unlink(missing_ok=True)  # so that it never describes other documents
-                    _publish(Path(draft), prefix, JOINED_ENDINGS)
-        shutil.rmtree(parts)
+                    move_into_place(draft.path, prefix, JOINED_ENDINGS)
+            remove_parts(folder)
+            (inside(folder) / files.LOCK).unlink()
+        with suppress(OSError):  # somebody has put other files there
+            parts.rmdir()
     except BlockingIOError as error:
         message, hint = "another process is packing these documents", "wait until it ends"
         raise StorageError(message, key=str(prefix), hint=hint) from error
@@ -241,73 +241,18 @@ def pack_block(tokens: Tokens, folder: Path, block: Block, wait: bool = True) ->
     """
     part = part_path(tokens, folder, block)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            part.parent.mkdir()
-            _share(part.parent)
-        while not is_packed(part):
-            with suppress(BlockingIOError), locked_part(part):
+        with folder_of(part) as here:
+            while not is_packed(part):
+                with suppress(BlockingIOError), locked_part(here, part.name):
+                    if not is_packed(part):
+                        write_part(here, part.name, partial(_write_block, tokens, block))
                 if not is_packed(part):
-                    _write_part(tokens, part, block)
-            if not is_packed(part):
-                if not wait:
-                    return False
-                time.sleep(_POLL_S)
+                    if not wait:
+                        return False
+                    time.sleep(_POLL_S)
     except OSError as error:
         raise _unwritable(error, part) from error
     return True
-
-
-@contextmanager
-def locked_part(part: Path) -> Iterator[None]:
-    """Lock the files of a block, to write or remove them. Raises BlockingIOError if another process has locked them.
-
-    It only saves work. On a network file system whose locks are seen by one host alone, several hosts may pack a block:
-    each in a folder of its own, and all get the same files.
-    """
-    lock = Path(f"{part}.lock")
-    with files.locked(lock):
-        _share(lock)  # if this process is killed, another user's can lock it
-        try:
-            yield
-        finally:
-            lock.unlink()
-
-
-def _share(path: Path) -> None:
-    """Give a file or a folder the permissions of its folder, whatever the umask: users may share a cache folder."""
-    mode = stat.S_IMODE(path.parent.stat().st_mode)
-    if not path.is_dir():
-        mode &= 0o644 if mode & stat.S_ISVTX else 0o666  # in a folder such as /tmp, users change only their own files
-    with suppress(PermissionError):  # it is another user's, or the file system has no permissions
-        path.chmod(mode)
-
-
-def _write_part(tokens: Tokens, part: Path, block: Block) -> None:
-    """Write the files of a block in a folder of their own, and rename them into place, the index last.
-
-    The folder is `.NAME.RANDOM` beside them. Of a process that is killed it is left, until `loaders.trim` removes it.
-    """
-    with TemporaryDirectory(prefix=f".{part.name}.", dir=part.parent) as draft:
-        _share(Path(draft))
-        _write_block(tokens, Path(draft, part.name), block)
-        for path in Path(draft).iterdir():
-            _share(path)
-        _publish(Path(draft), part, ENDINGS)
-
-
-def _publish(draft: Path, prefix: Path, endings: Sequence[str]) -> None:
-    """Rename the files of a token file from the folder `draft` to `prefix`, the first of `endings` last.
-
-    A file of another ending is a rest of earlier files, and is removed.
-    """
-    for ending in reversed(endings):
-        written, path = draft / f"{prefix.name}{ending}", Path(f"{prefix}{ending}")
-        if written.exists():
-            written.replace(path)
-        else:
-            path.unlink(missing_ok=True)
-    files.sync(prefix.parent)
 
 
 def part_path(tokens: Tokens, folder: Path, block: Block) -> Path:
@@ -360,15 +305,7 @@ def is_packed(part: Path) -> bool:
     return False
 
 
-def cache_folder(data: schema.Data) -> Path:
-    """The folder for token files of blocks that training reads: `data.cache`, or one in the user's cache folder."""
-    if data.cache is not None:
-        return Path(data.cache)
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "bytescale" / "tokens"
-
-
-def _write_block(tokens: Tokens, part: Path, block: Block) -> None:
+def _write_block(tokens: Tokens, block: Block, part: Path) -> None:
     """Write the token file of a block, with hashes of its documents and what was left out."""
     tokenizer, left_out, in_row = tokens.open(), LeftOut([], []), 0
     hashes, masked = list[bytes](), False

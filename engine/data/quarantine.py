@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.files import append
 from engine.readers import LARGE, parse_line, read_bytes
 
 MOST = 10_000  # documents that are listed
@@ -48,8 +49,8 @@ class Quarantine:
                 self._listed.add(key)
                 lines.append(json.dumps({"step": step, **one._asdict()}) + "\n")
         if lines:
-            with self._path.open("a") as file:
-                file.write("".join(lines))
+            with append(self._path) as file:
+                file.write("".join(lines).encode())
                 file.flush()
                 os.fsync(file.fileno())
         return len(self._listed)
@@ -70,5 +71,6 @@ class Quarantine:
             except (ValueError, KeyError, TypeError):
                 break
             size += len(line)
-        os.truncate(self._path, size)
+        with append(self._path) as file:
+            file.truncate(size)
         return listed

@@ -14,7 +14,7 @@ from engine.cluster.cluster import Cluster
 from engine.cluster.hosts import is_local
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
-from engine.data.pack import cache_folder
+from engine.data.cache import cache_folder
 from engine.doctor import devices, hosts, libraries, limits, network, ranks, software, storage
 from engine.doctor.check import Check, Checks, skipped
 from engine.doctor.rank import PARTS

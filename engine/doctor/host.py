@@ -61,7 +61,8 @@ def gpus(need: Need) -> Check:
 def shared(theirs: str, ours: str) -> str:
     """Read a file that the doctor has just written, and write another one for it; return the content that was read."""
     content = Path(theirs).read_text(encoding="utf-8")
-    Path(ours).write_text(content, encoding="utf-8")
+    with Path(ours).open("x", encoding="utf-8") as file:  # another user may have put a link there
+        file.write(content)
     return content
 
 

@@ -27,6 +27,7 @@ from engine.doctor.network import INTERFACES
 from engine.doctor.software import Software
 from engine.doctor.storage import PREFIX, nearest
 from engine.errors import PreflightError
+from engine.files import new_file
 from engine.launch.agent import last_line
 from engine.launch.commands import over_ssh
 from engine.launch.environment import forwarded, needed_to_start
@@ -62,7 +63,7 @@ class _Host:
         self._log = logs / f"host-{number}.log"
 
     def __enter__(self) -> _Host:
-        with self._log.open("wb") as stderr:
+        with new_file(self._log) as stderr:
             environment = os.environ | safe_path()
             self._process = subprocess.Popen(
                 self._command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr

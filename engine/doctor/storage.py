@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from engine.cost.sizes import element_bytes, optimizer_tensors, parameters
 from engine.doctor.check import Check, failed, ok, warning
 from engine.errors import CheckpointError
 from engine.files import LOCK, locked, write_durably
+from engine.folders import random_name, temporary
 from engine.run import checkpoints, saved
 from engine.run.checkpoints import TrainState
 
@@ -72,12 +72,12 @@ def _folder(name: str, folder: Path, key: str, least: tuple[int, str], good: tup
         if free < least[0]:
             message = f"{place} has {value}, but {least[1]} takes {format_bytes(least[0])}"
             return failed(name, message, f"free some space, or {elsewhere}", value)
-        with tempfile.TemporaryDirectory(prefix=PREFIX, dir=place, ignore_cleanup_errors=True) as made:
+        with temporary(place, PREFIX) as made:
             began = time.monotonic()
             for _ in range(2):  # the second one replaces the first
-                write_durably(Path(made) / "file", os.urandom(_FILE_BYTES))
+                write_durably(made / "file", os.urandom(_FILE_BYTES))
             seconds = (time.monotonic() - began) / 2
-            lock = Path(made) / LOCK
+            lock = made / LOCK
             with locked(lock):
                 other = subprocess.run([sys.executable, "-I", "-S", "-c", _TAKE_LOCK, lock], capture_output=True)
     except OSError as error:
@@ -99,8 +99,7 @@ def _folder(name: str, folder: Path, key: str, least: tuple[int, str], good: tup
 def checkpoint(config: Config) -> Check:
     """Write two tiny checkpoints near the run folder, damage the newer one, and check that the older one is chosen."""
     name, place = "checkpoint", nearest(Path(config.run.out))
-    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=place, ignore_cleanup_errors=True) as made:
-        folder = Path(made)
+    with temporary(place, PREFIX) as folder:
         older, newer = (_write(folder, step) for step in (1, 2))
         state = checkpoints.read(newer)
         lost, tensors = "do not use this disk for runs", newer / "tensors"
@@ -127,4 +126,4 @@ def _write(folder: Path, step: int) -> Path:
         (draft / "tensors").write_bytes(os.urandom(4096))
         return ["tensors"]
 
-    return checkpoints.write(folder, state, 0, save)
+    return checkpoints.write(folder, state, 0, save, random_name())

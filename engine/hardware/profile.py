@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +16,7 @@ from engine.config.schema import Config
 from engine.config.units import counted
 from engine.cost.calibration import Calibration
 from engine.errors import PreflightError
+from engine.folders import temporary
 from engine.hardware.fit import Point, calibrate, points, split_launch_bound
 from engine.hardware.measured import NETWORK, RESULT, Case, Measured, Timing, read, read_network
 from engine.hardware.prepare import measuring, write_folder
@@ -113,16 +112,8 @@ def _run(cluster: Cluster, config: Config, folder: RunFolder, arguments: tuple[s
 @contextmanager
 def _folder(parent: Path | None) -> Iterator[RunFolder]:
     """Yield a temporary folder in `parent`. If a rank fails the folder is kept for its logs, otherwise removed."""
-    root = Path(tempfile.mkdtemp(prefix="bytescale-hardware-", dir=parent))
-    kept = False
-    try:
+    with temporary(parent, "bytescale-hardware-", keeps=(RankError,)) as root:
         yield RunFolder(root)
-    except RankError:
-        kept = True
-        raise
-    finally:
-        if not kept:
-            shutil.rmtree(root)
 
 
 def check_cluster(config: Config, gpus: int) -> None:

@@ -50,6 +50,7 @@ from engine.control.link import NODE_SOCKETS, RANK_LINK, Link
 from engine.control.signals import STOP_SIGNALS
 from engine.control.sockets import Listener, connect
 from engine.errors import ExitCode, PreflightError, Problem
+from engine.files import append
 from engine.launch.interface import interface_towards, listening_address
 from engine.run.cause import Cause
 from engine.run.folder import RunFolder
@@ -110,7 +111,7 @@ class _Rank:
             # Slurm may send the signal to all processes of a job, and the launcher passes the request on.
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
-        with log.open("ab") as file:
+        with append(log) as file:
             ours, theirs = socket.socketpair()
             with ours, theirs:
                 self.process = subprocess.Popen(
@@ -383,7 +384,7 @@ def write_stacks(ranks: dict[Path, int]) -> None:
     program, dumps = shutil.which("py-spy"), dict[int, subprocess.Popen[bytes]]()
     for log, pid in ranks.items():
         if program is not None:
-            with log.open("ab") as file:
+            with append(log) as file:
                 dump = [program, "dump", "--pid", str(pid)]
                 dumps[pid] = subprocess.Popen(dump, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     last = time.monotonic() + _STACKS_S

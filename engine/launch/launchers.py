@@ -26,6 +26,7 @@ from engine.cluster.hosts import is_local
 from engine.control.link import Link
 from engine.control.signals import shielded
 from engine.errors import ExitCode, PreflightError
+from engine.files import append
 from engine.launch.agent import last_line
 from engine.launch.commands import NodeCommand
 from engine.run.checkpoints import newest_first, step_of
@@ -109,7 +110,7 @@ class Starts:
             if shutil.which(program) is None:
                 message = f"{command.host} cannot be reached: there is no {program}"
                 raise PreflightError(message, hint=f"install {program} on this machine")
-            with log.open("ab") as file:
+            with append(log) as file:
                 logged = file.tell()
                 process = subprocess.Popen(
                     command.arguments if is_local(command.host) else shielded(command.arguments),

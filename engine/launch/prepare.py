@@ -22,6 +22,7 @@ from engine.data.pack import Tokens
 from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ConfigError, DataError, PreflightError, RunFolderError
 from engine.files import LOCK, write_durably, write_json
+from engine.folders import remove_folder, remove_ruins
 from engine.launch.launch import Launch
 from engine.launch.say import Say
 from engine.planner.make import plan_step
@@ -201,6 +202,9 @@ def _changed_documents(folder: RunFolder, corpora: Corpora, cursor: Cursor) -> s
     have been packed, so nothing is read for this alone.
     """
     ledger = Ledger(folder.ledger)
+    if damaged := ledger.damaged():
+        message = f"warning: the ledger is damaged: {'; '.join(damaged)}"
+        return f"{message}; the run goes on, but these steps cannot be traced or compared"
     names, rows = ledger.sources, ledger.documents(cursor.step)
     numbers = {corpus.name: number for number, corpus in enumerate(corpora.sources)}
     packed = None if corpora.are_few else set(corpora.steps.upcoming(cursor, 0))
@@ -333,10 +337,11 @@ def go_back(folder: RunFolder, step: int, say: Say) -> None:
             folder.metrics.rename(kept := files.free_name(folder.metrics))
             what = f"the metrics of {counted(done, 'step')} are now in {kept}"
             say(f"warning: {folder.checkpoints} has no checkpoint: the run starts again at step 1, and {what}")
+            metrics.read_metrics(kept, say)
         if folder.ledger.exists():
-            files.remove_folder(folder.ledger)
+            remove_folder(folder.ledger)
         folder.quarantine.unlink(missing_ok=True)
-    files.remove_ruins(folder.checkpoints)
+    remove_ruins(folder.checkpoints)
     checkpoints.abandon(folder.checkpoints, step, say)
     metrics.cut_back(folder.metrics, step, say)
 

@@ -11,10 +11,11 @@ from typing import Any
 from engine.config.schema import Config
 from engine.cost.model import Costs
 from engine.errors import ConfigError, MemoryFitError, PreflightError, Problem
-from engine.files import free_name, remove_ruins
+from engine.files import free_name
 from engine.fit.check import check_fit
 from engine.fit.host import host_problem, tight, waits_for_checkpoints
 from engine.fit.machine import on_this_machine
+from engine.folders import remove_ruins
 from engine.launch import prepare
 from engine.launch.checks import check_launch, gpu_problem, idle_gpus, not_launchable
 from engine.launch.copies import copies
@@ -29,6 +30,7 @@ from engine.launch.say import OnStep, Say
 from engine.launch.stragglers import with_speeds
 from engine.launch.supervise import requests_to_stop, supervise
 from engine.run.checkpoints import newest_first
+from engine.run.folder import held
 from engine.run.remote import Remote
 from engine.trackers.following import following
 
@@ -88,7 +90,8 @@ def train(
             copies(folder.checkpoints, remote, start.step, say),
         ):
             _begin(launch, start)
-            last = supervise(launch, start, resume, followed)
+            with held(folder):
+                last = supervise(launch, start, resume, followed)
             return outcome(launch, last)
 
 

@@ -29,7 +29,9 @@ class MetricsTail:
 
     def __call__(self) -> None:
         """Read the lines added since the last call."""
-        lines, self._offset = metrics.read_from(self._folder.metrics, self._offset)
+        lines, self._offset = metrics.read_from(
+            self._folder.metrics, self._offset, lambda line: self._say(f"warning: {line}")
+        )
         for line in lines:
             for kind, warning in self._warnings(line):
                 if kind not in self._warned:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,15 +78,16 @@ class RunData:
         return float("nan") if found is None else found
 
 
-def read_run(folder: Path) -> RunData:
-    """Read the folder of a run, which may have stopped early.
+def read_run(folder: Path, say: Callable[[str], None] = lambda line: None) -> RunData:
+    """Read the folder of a run, which may have stopped early. `say` gets which lines of its metrics are damaged.
 
     Raises ConfigError if resolved.yaml cannot be read, and StorageError if another file is damaged.
     """
     run = RunFolder(folder)
     with _named(run.summary):
         summary = read_object(run.summary) if run.summary.exists() else {}
-    config, lines = read_resolved(run.resolved), tuple(read_metrics(run.metrics))
+    running = is_locked(run.root / LOCK)
+    config, lines = read_resolved(run.resolved), tuple(read_metrics(run.metrics, say, growing=running))
     trace = None
     if run.plan.exists() and run.trace.exists():
         with _named(run.plan):
@@ -97,8 +98,7 @@ def read_run(folder: Path) -> RunData:
             # After a crash between the writes of the two files, they may be of different steps.
             if of_plan(plan, spans):
                 trace = Trace(measured["step"], plan, spans)
-    name, running = folder.resolve().name, is_locked(run.root / LOCK)
-    return RunData(config, summary, lines, trace, name, read_launches(run.launches), running)
+    return RunData(config, summary, lines, trace, folder.resolve().name, read_launches(run.launches), running)
 
 
 @contextmanager

@@ -16,8 +16,9 @@ class BackgroundWriter:
     them in another order on each rank.
     """
 
-    def __init__(self, checkpoints: Path, rank: int) -> None:
-        self._checkpoints, self._rank = checkpoints, rank
+    def __init__(self, checkpoints: Path, rank: int, token: str) -> None:
+        """`token` is that of `write`."""
+        self._checkpoints, self._rank, self._token = checkpoints, rank, token
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -32,7 +33,7 @@ class BackgroundWriter:
 
         def work() -> None:
             try:
-                written = write(self._checkpoints, state, self._rank, save_tensors)
+                written = write(self._checkpoints, state, self._rank, save_tensors, self._token)
                 if self._rank == 0:
                     then(written)
             except BaseException as error:  # raised in the main thread, by `check`

@@ -11,6 +11,7 @@ from engine.config.units import counted, format_bytes
 from engine.control.chaos import Fault, plant
 from engine.control.progress import MOMENTS, PHASES
 from engine.errors import CheckpointError, ConfigError, RunFolderError
+from engine.files import append
 from engine.run.checkpoints import MANIFEST, newest_first
 from engine.run.folder import RunFolder
 from engine.run.status import config_of, status
@@ -64,7 +65,7 @@ def _corrupt(folder: RunFolder) -> str:
     saved = newest_first(folder.checkpoints)
     if not saved:
         raise CheckpointError("has no checkpoint yet", key=str(folder.root))
-    files = [path for path in saved[0].rglob("*") if path.is_file() and path.name != MANIFEST]
+    files = [path for path in saved[0].rglob("*") if path.is_file() and not path.is_symlink() and path.name != MANIFEST]
     largest = max(files, key=lambda path: (path.stat().st_size, path.name))
     with largest.open("r+b") as file:
         file.seek(largest.stat().st_size // 2)
@@ -81,7 +82,7 @@ def _fill(folder: RunFolder) -> str:
         message = f"is on a disk of {format_bytes(disk.f_blocks * disk.f_frsize)}, which other programs may need"
         hint = f"put the run on a disk of its own, of at most {format_bytes(_LARGEST_DISK)}"
         raise RunFolderError(message, key=str(folder.root), hint=hint)
-    with ballast.open("ab") as file:
+    with append(ballast) as file:
         size = ballast.stat().st_size
         for piece in _PIECES:
             try:

@@ -28,14 +28,14 @@ from typing import Any, BinaryIO
 from engine.config.units import counted, format_bytes
 from engine.control import progress
 from engine.errors import CheckpointError, StorageError, storage_error
-from engine.files import draft_of, publish, remove_folder, sync, write_durably
+from engine.files import sync, write_durably
+from engine.folders import Draft, opened, remove_folder
 from engine.readers import LARGE, parse_line, read_bytes, read_object
 
 MANIFEST = "manifest.json"
 PREFIX = "step-"
 BLOCK = 64 << 20  # bytes per hash
 DAMAGED = "checkpoint is damaged: "
-_PARTS = ".parts"  # folder in a draft: sizes and hashes of the files of each rank
 _POLL_S = 0.05
 _log = logging.getLogger(__name__)
 _TORCH = "PytorchStreamWriter", "inline_container"  # in errors of torch.save, which hides the OSError
@@ -61,24 +61,35 @@ def folder_name(step: int) -> str:
 
 
 @contextmanager
-def _names_full_disk(draft: Path, names: Iterable[str]) -> Iterator[None]:
-    """Turn an error of the disk while the files of a draft are written into a StorageError with path and bytes.
+def _shared_draft(checkpoints: Path, name: str, token: str, files: Iterable[str]) -> Iterator[Draft]:
+    """Open the draft of the checkpoint `name`, and close it at the end; it stays, as other ranks may be writing in it.
 
-    The files `names` are removed. The draft stays, because other ranks may be writing in it. The next start removes it.
+    Turns an error of the disk into a StorageError with path and bytes, and removes `files`, those of this rank. The
+    next start removes the rest.
     """
+    draft: Draft | None = None
     try:
-        yield
+        with opened(checkpoints, make=True, named=False) as parent:
+            draft = Draft.shared(parent, name, token)
+            yield draft
     except (OSError, RuntimeError) as error:
         if not (storage_error(error) or any(sign in str(error) for sign in _TORCH)):
             raise
-        written = format_bytes(bytes_of(draft))
-        message = f"a checkpoint could not be written: {written} were written"
+        content: Path | None = None
         with suppress(OSError):
-            message += f", {format_bytes(shutil.disk_usage(draft).free)} are free"
-        for name in names:
-            (draft / name).unlink(missing_ok=True)
+            content = None if draft is None or draft.closed else draft.path
+        message = f"a checkpoint could not be written: {format_bytes(bytes_of(content) if content else 0)} were written"
+        with suppress(OSError):
+            message += f", {format_bytes(shutil.disk_usage(checkpoints).free)} are free"
+        if content:
+            for file in files:
+                (content / file).unlink(missing_ok=True)
         hint = "free some space, or set a smaller run.keep_checkpoints; then run the same command"
-        raise StorageError(message, key=str(draft), hint=hint) from error
+        place = checkpoints / f".writing-{name}.{token}"
+        raise StorageError(message, key=str(place), hint=hint) from error
+    finally:
+        if draft is not None:
+            draft.close()
 
 
 def step_of(folder: Path) -> int:
@@ -101,39 +112,39 @@ def newest_first(checkpoints: Path) -> list[Path]:
     return [checkpoints / name for name in sorted(names, reverse=True)]
 
 
-def write(checkpoints: Path, state: TrainState, rank: int, save_tensors: Callable[[Path], Iterable[str]]) -> Path:
+def write(
+    checkpoints: Path, state: TrainState, rank: int, save_tensors: Callable[[Path], Iterable[str]], token: str
+) -> Path:
     """Write this rank's part of a checkpoint. Rank 0 waits for the parts of all ranks, and publishes the checkpoint.
 
     All ranks must call it, on a shared file system. It calls no collective, so it may run in a thread beside a training
     step. `save_tensors(folder)` writes the files of this rank; it yields their paths in the folder, each before the
-    file is written, or returns all. Returns the checkpoint's folder, which exists when rank 0 returns. There must be no
-    ruin of an earlier write of the same step. Raises StorageError if the disk is full or fails; then the files of this
-    rank are removed, or there would be no space to report it.
+    file is written, or returns all. `token`, from `folders.random_name`, is the same on all ranks, and another one at
+    each start: it names the draft. Returns the checkpoint's folder, which exists when rank 0 returns. Raises
+    StorageError if the disk is full or fails; then the files of this rank are removed, or there would be no space to
+    report it.
     """
-    final = checkpoints / folder_name(state.step)
-    draft = draft_of(final)
-    parts, names = draft / _PARTS, list[str]()
-    with _names_full_disk(draft, names):
-        parts.mkdir(parents=True, exist_ok=True)
-        for name in save_tensors(draft):
-            names.append(name)
+    name, files = folder_name(state.step), list[str]()
+    with _shared_draft(checkpoints, name, token, files) as draft:
+        folder, parts = draft.path, draft.parts
+        for file in save_tensors(folder):
+            files.append(file)
         progress.reach("write")
         facts = {}
-        for name in names:
-            sync(draft / name)
-            size = _size(draft / name)
-            facts[name] = size, [_hash(draft / name, start, BLOCK) for start in range(0, size, BLOCK)]
+        for file in files:
+            sync(folder / file)
+            size = _size(folder / file)
+            facts[file] = size, [_hash(folder / file, start, BLOCK) for start in range(0, size, BLOCK)]
         written = parts / f".{rank}"
         written.write_text(json.dumps(facts))
         written.replace(parts / str(rank))  # appears complete, at once; rank 0 may remove the folder from here on
         if rank == 0:
             for other in range(1, state.ranks):
                 facts |= _wait_for(parts / str(other))
-            shutil.rmtree(parts)
-            _write_manifest(draft, state, facts)
+            _write_manifest(folder, state, facts)
             progress.reach("rename")
-            publish(draft, final)
-    return final
+            draft.publish()
+    return checkpoints / name
 
 
 def _wait_for(part: Path) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from engine.errors import RunFolderError
@@ -60,6 +61,57 @@ class RunFolder:
     def error(self, rank: int) -> Path:
         """The JSON file in which a rank writes why it failed."""
         return self.logs / f"rank-{rank}.error.json"
+
+
+class Held:
+    """Notices when a run folder is moved or removed while a process uses it."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._handle = os.open(folder.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._handle)
+
+    def check(self) -> None:
+        """Raise RunFolderError, which says where the checkpoints are, unless the folder is still in its place."""
+        root = self._folder.root
+        try:
+            here = os.path.samestat(os.fstat(self._handle), root.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            here = False
+        if here and self._folder.resolved.exists() and self._folder.checkpoints.is_dir():
+            return
+        # The kernel knows the new path, and adds this to that of a folder that was removed.
+        now = Path(f"/proc/self/fd/{self._handle}").readlink()
+        where, saved = RunFolder(now).checkpoints, list[str]()
+        with suppress(OSError):
+            saved = sorted(path.name for path in where.iterdir() if path.name.startswith("step-"))
+        kept = f"its newest checkpoint is {where / saved[-1]}" if saved else "it has no checkpoint there"
+        if here:
+            message, hint = "has lost files while the run was using it", kept
+        elif now.name.endswith(" (deleted)") or now == root.absolute():
+            message, hint = (
+                "was removed while the run was using it",
+                "its checkpoints are gone, if you have no copies",
+            )
+        else:
+            message = f"was moved to {now} while the run was using it"
+            hint = f"move it back, and the same command resumes; {kept}"
+        raise RunFolderError(message, key=str(root), hint=hint)
+
+
+@contextmanager
+def held(folder: RunFolder) -> Iterator[None]:
+    """Raise RunFolderError in place of any other error, and at the end, if the folder is moved or removed inside."""
+    hold = Held(folder)
+    try:
+        yield
+    except Exception as error:
+        try:
+            hold.check()
+        except RunFolderError as moved:
+            raise moved from error
+        raise
+    hold.check()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from engine.files import append
 from engine.readers import LARGE, parse_line, read_bytes
 
 STOPPED = "stopped on request"  # the outcome of a start that was asked to stop
@@ -64,8 +65,8 @@ def end(path: Path, outcome: str = "") -> None:
 
 
 def _append(path: Path, line: Mapping[str, object]) -> None:
-    with suppress(OSError), path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    with suppress(OSError), append(path) as file:
+        file.write(json.dumps(line).encode() + b"\n")
 
 
 def read_launches(path: Path) -> list[LaunchRecord]:

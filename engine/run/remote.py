@@ -7,16 +7,17 @@ role). A checkpoint's manifest is copied last, so a folder with a manifest is co
 from __future__ import annotations
 
 import errno
-import shutil
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from engine.config.checks import URL_EXAMPLES, url_problem
 from engine.errors import BytescaleError, CheckpointError, ConfigError, PreflightError
-from engine.files import locked_draft, publish, sync, write_durably
+from engine.files import sync, write_durably
+from engine.folders import drafting, entered, inside, opened, opened_file, remove_ruins
 from engine.readers import LARGE, read_bytes
 from engine.run.checkpoints import (
     DAMAGED,
@@ -62,6 +63,7 @@ class Remote:
         folder, _, name = root.rpartition("/")
         self._one = name if step_of(Path(name)) >= 0 else None  # the checkpoint, if the URL is that of one
         self._root = folder if self._one else root
+        self._local = Path(self._root) if "file" in self._system.protocol else None
         self.url = url.rstrip("/").removesuffix(f"/{name}") if self._one else url.rstrip("/")
 
     def newest_first(self) -> list[str]:
@@ -74,6 +76,8 @@ class Remote:
                 names = [path.rstrip("/").rpartition("/")[2] for path in self._system.ls(self._root, detail=False)]
             except FileNotFoundError:
                 return []
+        if self._local is not None:  # another user's link could lead to any folder
+            names = [name for name in names if not (self._local / name).is_symlink()]
         complete = (
             name for name in names if step_of(Path(name)) >= 0 and self._system.exists(self._path(name, MANIFEST))
         )
@@ -88,15 +92,31 @@ class Remote:
         """Copy a local checkpoint, if the remote folder does not have it yet."""
         content, name = read_bytes(folder / MANIFEST, LARGE, CheckpointError), folder.name
         manifest = self._path(name, MANIFEST)
-        if self._system.exists(manifest):
-            if self._system.cat_file(manifest) == content:
-                return
-            self._system.rm_file(manifest)  # first: from here on it is incomplete
-        for file in read_manifest(folder).files:
-            place = self._path(name, file)
-            self._system.makedirs(place.rpartition("/")[0], exist_ok=True)
-            self._system.put_file(str(folder / file), place)
-        self._system.pipe_file(manifest, content)
+        if self._system.exists(manifest) and self._system.cat_file(manifest) == content:
+            return
+        with opened(folder, named=False) as here, self._target(name) as target:
+            for file in read_manifest(folder).files:
+                place = f"{target}/{file}"
+                self._system.makedirs(place.rpartition("/")[0], exist_ok=True)
+                with opened_file(here, file) as source:
+                    self._system.put_file(str(source), place)
+            self._system.pipe_file(f"{target}/{MANIFEST}", content)
+
+    @contextmanager
+    def _target(self, name: str) -> Iterator[str]:
+        """Yield the folder to copy a checkpoint to. In a local folder, which others may write to, it is a draft."""
+        if self._local is None:
+            if self._system.exists(self._path(name, MANIFEST)):
+                self._system.rm_file(self._path(name, MANIFEST))  # first: from here on it is incomplete
+            yield f"{self._root}/{name}"
+            return
+        with opened(self._local, make=True) as parent, drafting(self._local / name, parent) as draft:
+            yield str(draft.path)
+            for path in draft.path.rglob("*"):
+                sync(path)
+            with suppress(FileNotFoundError):
+                set_aside(inside(parent) / name)
+            draft.publish()
 
     def download(self, name: str, checkpoints: Path) -> Path:
         """Copy a checkpoint into the local folder `checkpoints`, compare all hashes, and return its path.
@@ -104,18 +124,18 @@ class Remote:
         Raises CheckpointError if it is damaged; then nothing is left of it.
         """
         content, final = self._system.cat_file(self._path(name, MANIFEST)), checkpoints / name
-        with locked_draft(final) as draft, self._named(name):
-            write_durably(draft / MANIFEST, content)
-            try:
-                for file in parse_manifest(content, final).files:
-                    (draft / file).parent.mkdir(parents=True, exist_ok=True)
-                    self._system.get_file(self._file(name, file), str(draft / file))
-                    sync(draft / file)
-                read(draft)
-            except CheckpointError:
-                shutil.rmtree(draft)
-                raise
-            publish(draft, final)
+        with (
+            opened(checkpoints, make=True, named=False) as parent,
+            drafting(final, parent) as draft,
+            self._named(name),
+        ):
+            write_durably(draft.path / MANIFEST, content)
+            for file in parse_manifest(content, final).files:
+                (draft.path / file).parent.mkdir(parents=True, exist_ok=True)
+                self._system.get_file(self._file(name, file), str(draft.path / file))
+                sync(draft.path / file)
+            read(draft.path)
+            draft.publish()
         return final
 
     def check(self, name: str) -> None:
@@ -170,8 +190,14 @@ class Remote:
         Their manifest gets another name, and nothing is removed.
         """
         later = [name for name in self.newest_first() if name > folder_name(step)]
+        if self._local is not None:
+            remove_ruins(self._local)
         for name in later:
-            self._system.mv(self._path(name, MANIFEST), self._path(name, _ABANDONED))
+            if self._local is None:
+                self._system.mv(self._path(name, MANIFEST), self._path(name, _ABANDONED))
+            else:
+                with opened(self._local) as around, entered(around, name) as folder:
+                    os.rename(MANIFEST, _ABANDONED, src_dir_fd=folder, dst_dir_fd=folder)
         return later
 
     def _file(self, name: str, file: str) -> str:

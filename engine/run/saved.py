@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError, RunFolderError
-from engine.files import LOCK, locked, remove_folder
+from engine.files import LOCK, locked
+from engine.folders import remove_folder
 from engine.run import metrics
 from engine.run.checkpoints import (
     DAMAGED,

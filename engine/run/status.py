@@ -43,18 +43,20 @@ class Status:
     checkpoint: str | None  # the newest; not verified
     cause: str | None  # why the last start failed
     causes: dict[int, str]  # why ranks failed, as they wrote it; one that was killed wrote nothing
+    warnings: list[str]  # files that are damaged
 
 
 def status(run: Path) -> Status:
     """Read the state of a run. Raises ConfigError if `run` is not the folder of a run."""
-    folder, config = RunFolder(run), config_of(run)
-    lines = read_metrics(folder.metrics)
+    folder, config, warnings = RunFolder(run), config_of(run), list[str]()
+    running = is_locked(folder.root / LOCK)
+    lines = read_metrics(folder.metrics, warnings.append, growing=running)
     last: Mapping[str, Any] = lines[-1] if lines else {"step": 0}
     causes = {rank: cause.problem.message for rank, cause in _causes(folder)}
     starts = read_launches(folder.launches)
     outcome = starts[-1].outcome if starts else ""
     speed = Speed.of(lines, [one.step for one in starts])
-    if is_locked(folder.root / LOCK):
+    if running:
         state = "running"
     elif last["step"] >= config.run.steps or last.get("ended"):
         state = "finished"
@@ -79,6 +81,7 @@ def status(run: Path) -> Status:
         str(saved[0]) if saved else None,
         outcome or None if state == "failed" else None,
         causes if state == "failed" else {},
+        warnings,
     )
 
 

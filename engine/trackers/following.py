@@ -18,6 +18,7 @@ from typing import Any
 
 from engine.config.units import counted
 from engine.control.signals import shielded
+from engine.files import append
 from engine.readers import parse_line
 from engine.run.folder import RunFolder
 from engine.safe_path import safe_path
@@ -35,7 +36,7 @@ class Follower:
     def __init__(self, folder: RunFolder, name: str) -> None:
         self.name, self.log = name, folder.tracker_log(name)
         command = [sys.executable, "-m", "engine.trackers", str(folder.root.absolute()), name]
-        with self.log.open("ab") as log:
+        with append(self.log) as log:
             self._process = subprocess.Popen(
                 shielded(command),
                 stdin=subprocess.PIPE,

@@ -31,6 +31,7 @@ from engine.data.quarantine import Quarantine
 from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ExitCode, MemoryFitError, Problem
 from engine.fit.estimate import most_on_host
+from engine.folders import random_name
 from engine.models.build import end_step
 from engine.offload.peak import peak_bytes
 from engine.parallel.groups import Groups
@@ -41,7 +42,7 @@ from engine.planner.settings import PlanSettings
 from engine.run import checkpoints, metrics
 from engine.run.background import BackgroundWriter
 from engine.run.compatibility import check_fingerprints, must_match
-from engine.run.folder import RunFolder
+from engine.run.folder import Held, RunFolder
 from engine.trainer.feed import Feed, fingerprints_of
 from engine.trainer.finite import DivergedError, diverged, documents_of
 from engine.trainer.model import build, reserve_host
@@ -60,7 +61,7 @@ class Trainer:
 
     def __init__(self, folder: RunFolder, config: Config, groups: Groups, weights: str | None = None) -> None:
         self.folder, self.config, self.groups = folder, config, groups
-        self.control, self.trace = groups.control, Trace(folder, groups)
+        self.control, self.trace, self.held = groups.control, Trace(folder, groups), Held(folder)
         self.ledger = Ledger(folder.ledger, list(source_configs(config.data)))
         self.quarantine = Quarantine(folder.quarantine)
         self.settings = PlanSettings.of(config)
@@ -69,7 +70,8 @@ class Trainer:
         self.pace = Pace(self.settings.costs, work_shares(config)[groups.mesh.place(groups.rank).pp])
         self.model, self.engine, self.context = build(config, groups, self.settings, weights)
         self.context.comm.meet(neighbours(groups.hdp_rank, self.settings), groups.device)
-        self.writer = BackgroundWriter(folder.checkpoints, groups.rank)
+        (token,) = self.control.gather(random_name() if groups.rank == 0 else None)
+        self.writer = BackgroundWriter(folder.checkpoints, groups.rank, token)
         self.feed, self.fingerprints = Feed(folder, config), fingerprints_of(folder)
         self.tokenizer = tokenizer_facts(config.data)
         self.ahead = PlanAhead(folder, config, self.settings, inherited(NODE_SOCKETS), groups.local_rank == 0)
@@ -123,17 +125,20 @@ class Trainer:
         while not self._finished:
             try:
                 stopping = self.one_step(stop)
+                if saving := stopping or self._due(self.config.run.checkpoint_every):
+                    self.held.check()  # else a new folder would get the checkpoint, and could not be resumed
+                    self.save()
             except OSError:
+                self.held.check()
                 self.writer.check()  # a checkpoint that has filled the disk is the cause, not the metrics' next line
                 raise
-            if stopping or self._due(self.config.run.checkpoint_every):
-                self.save()
-            elif not reserved:
+            if not (reserved or saving):
                 self.engine.reserve_snapshot()
             reserved = True
             if stopping:
                 break
         self._finish_save()
+        self.held.check()
         return ExitCode.OK if self._finished else ExitCode.PREEMPTED
 
     def one_step(self, stop: Callable[[], bool]) -> bool:
@@ -206,6 +211,7 @@ class Trainer:
         if self.unvalidated:
             line["unvalidated"] = self.unvalidated  # sources whose validation set is empty
         if self.groups.rank == 0:
+            self.held.check()
             self.ledger.record(self.step, planned.table, planned.plan)
             if left_out := self.quarantine.add(self.step, planned.unusable):
                 line["left_out"] = left_out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
@@ -14,7 +13,7 @@ from engine.errors import ConfigError
 from engine.weights.check import check_weights
 from engine.weights.config_json import CONFIG
 from engine.weights.finite import not_finite, not_finite_error
-from engine.weights.folder import INDEX, SINGLE, Header, read_headers
+from engine.weights.folder import INDEX, SINGLE, Header, copy_file, read_headers
 from engine.weights.generation import GENERATION, read_generation
 from engine.weights.model import read_model
 from engine.weights.tokenizer import copy_tokenizer
@@ -47,7 +46,7 @@ def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
                 copy_tokenizer(str(folder), draft)
             more = [GENERATION] if (folder / GENERATION).is_file() else []
             for file in [*more, CONFIG] if single else [*more, INDEX, CONFIG]:
-                shutil.copyfile(folder / file, draft / file)
+                copy_file(folder / file, draft / file)
     return {
         "out": str(out or folder),
         "model": config.model.model_dump(mode="json"),
@@ -71,7 +70,7 @@ def _read_files(folder: Path, headers: Mapping[str, Header], draft: Path | None)
     by_file = sorted(headers.items(), key=lambda entry: entry[1].file)
     for file, entries in groupby(by_file, key=lambda entry: entry[1].file):
         if draft is not None:
-            shutil.copyfile(folder / file, draft / file)
+            copy_file(folder / file, draft / file)
         bad += not_finite((draft or folder) / file, entries)  # the bytes of a copy are still in the page cache
     if bad:
         raise not_finite_error(bad, folder)

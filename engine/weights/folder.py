@@ -5,6 +5,7 @@ A folder is refused if a file that its index names is missing, cut short, or doe
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import DataError, Problem
+from engine.files import copy
+from engine.folders import real
 from engine.readers import LARGE, open_regular, parse_object, read_object
 
 SINGLE = "model.safetensors"
@@ -106,6 +109,17 @@ def error_of(problems: list[Problem], what: str) -> DataError:
     before = [None, *(problem.hint for problem in problems)]
     pairs = zip(problems[:_SHOWN], before, strict=False)
     return DataError.of([replace(one, hint=None if one.hint == last else one.hint) for one, last in pairs] + rest)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file of a Hugging Face folder, as `files.copy`. Raises DataError for a link, OSError if copying fails."""
+    try:
+        copy(source, target)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        hint = "put the file itself there: links are followed only in the cache of the Hugging Face hub"
+        raise DataError("is a link, which could lead to any file", key=str(real(source)), hint=hint) from error
 
 
 def _headers_of(folder: Path, file: str) -> dict[str, Header]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,9 @@ from engine.data.tokenizers.chat import CONFIG, MORE_TEMPLATES, SPECIAL, TEMPLAT
 from engine.data.tokenizers.load import BYTES, IN_FOLDER, open_tokenizer, tokenizer_file
 from engine.data.tokenizers.tokenizer import Tokenizer
 from engine.errors import ConfigError, DataError
-from engine.files import sync
+from engine.folders import entered, inside, opened
 from engine.readers import LARGE, read_bytes
+from engine.weights.folder import copy_file
 
 _BESIDE = (CONFIG, SPECIAL, TEMPLATE, "chat_template.json", "added_tokens.json")
 _OTHERS = (*IN_FOLDER, "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model")
@@ -31,7 +32,8 @@ def copy_tokenizer(tokenizer: str, folder: Path) -> list[str]:
     """Copy the files of a tokenizer, named as in `data.tokenizer`, into a Hugging Face folder; return their names.
 
     These are all that describe a tokenizer in its folder, chat templates too; none for bytes. A file with a name of its
-    own gets the usual one. Raises DataError if there is no such tokenizer, OSError if a file cannot be copied.
+    own gets the usual one. Raises DataError if there is no such tokenizer, or if a file of it is a link, OSError if a
+    file cannot be copied.
     """
     path = tokenizer_file(tokenizer)
     if path is None:
@@ -40,13 +42,19 @@ def copy_tokenizer(tokenizer: str, folder: Path) -> list[str]:
         raise DataError("no such tokenizer", key=str(path), hint="copy its files into the folder by hand")
     usual = path.name in _OTHERS
     names = {name: path.with_name(name) for name in (*_BESIDE, *(_OTHERS if usual else ()))}
-    names |= {f"{MORE_TEMPLATES}/{one.name}": one for one in path.with_name(MORE_TEMPLATES).glob("*.jinja")}
     names[path.name if usual else "tokenizer.json" if path.suffix == ".json" else "tokenizer.model"] = path
     copied = [name for name, source in names.items() if source.is_file()]
     for name in copied:
-        (folder / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(names[name], folder / name)
-        sync(folder / name)
+        copy_file(names[name], folder / name)
+    with ExitStack() as stack:
+        try:
+            more = stack.enter_context(entered(stack.enter_context(opened(path.parent)), MORE_TEMPLATES))
+        except OSError:  # there are none, or in their place a link
+            return copied
+        for one in inside(more).glob("*.jinja"):
+            (folder / MORE_TEMPLATES).mkdir(exist_ok=True)
+            copy_file(one, folder / MORE_TEMPLATES / one.name)
+            copied.append(f"{MORE_TEMPLATES}/{one.name}")
     return copied
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.errors import ConfigError, StorageError
-from engine.files import locked_draft, publish, sync
+from engine.files import sync
+from engine.folders import drafting
 from engine.weights.config_json import CONFIG
 from engine.weights.folder import INDEX, SINGLE
 
@@ -36,8 +36,9 @@ def new_folder(out: Path) -> Iterator[Path]:
     `out`; after an error it is removed.
 
     SIGTERM and a closed terminal count as errors too: they raise KeyboardInterrupt, as Ctrl-C does. Only SIGKILL leaves
-    the temporary folder, which the next call for the same `out` empties and uses. Raises ConfigError if `out` exists
-    and is not empty, cannot be created, or is being written by another process.
+    the temporary folder, which the next call for the same `out` removes. The path that is yielded leads there whatever
+    others rename meanwhile, and is valid in this process only. Raises ConfigError if `out` exists and is not empty,
+    cannot be created, or is being written by another process.
     """
     _refuse_existing(out)
     with ExitStack() as stack:
@@ -48,22 +49,18 @@ def new_folder(out: Path) -> Iterator[Path]:
                 stack.callback(signal.signal, number, signal.SIG_DFL)
                 signal.signal(number, signal.default_int_handler)
         try:
-            draft = stack.enter_context(locked_draft(out.absolute()))
+            draft = stack.enter_context(drafting(out.absolute()))
         except BlockingIOError as error:
             hint = "wait until it is done, or choose another folder"
             raise ConfigError(f"another process is writing {out}", key="--out", hint=hint) from error
         except OSError as error:
             hint = "choose a folder that you can write to"
             raise ConfigError(f"cannot write {out}: {error.strerror}", key="--out", hint=hint) from error
-        try:
-            yield draft
-            for path in draft.iterdir():
-                sync(path)
-            _refuse_existing(out)
-            publish(draft, out.absolute())
-        except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
+        yield draft.path
+        for path in draft.path.iterdir():
+            sync(path)
+        _refuse_existing(out)
+        draft.publish()
 
 
 def _refuse_existing(out: Path) -> None:
@@ -93,7 +90,8 @@ def write_weights(draft: Path, config: Mapping[str, Any], entries: Sequence[Entr
             save_file({entry.name: entry.read() for entry in shard}, draft / file, metadata={"format": "pt"})
         except SafetensorError as error:  # safetensors hides the OSError
             raise StorageError(f"cannot write {file}: {error}", key="--out", hint="free some space") from error
-        (draft / file).chmod(draft.stat().st_mode & 0o666)  # safetensors makes files readable by the owner only
+        # safetensors makes files readable by the owner only. Nobody else can reach the draft and put a link there.
+        (draft / file).chmod(draft.stat().st_mode & 0o666)
     if count > 1:
         weight_map = {entry.name: file for file, shard in zip(files, shards, strict=True) for entry in shard}
         size = sum(entry.bytes for entry in entries)

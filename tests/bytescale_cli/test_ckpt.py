@@ -15,6 +15,7 @@ from bytescale_cli.main import run
 from bytescale_cli.output import say
 from engine.run.checkpoints import START_OVER
 from engine.run.remote import Remote
+from tests.data.past_run import run_of
 from tests.run import damage
 from tests.run.damage import flip, save, truncate
 from tests.weights.folders import llama, saved
@@ -215,3 +216,20 @@ def test_copies_in_a_remote_folder_are_listed_and_verified(tmp_path: Path, capsy
     assert run(["ckpt", "verify", f"{url}/step-00000003"]) == 0
     assert run(["ckpt", "list", f"{url}/nothing"]) == 5
     assert "has no complete checkpoint" in capsys.readouterr().err
+
+
+def test_verify_of_a_run_checks_its_ledger_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    data = ["data=folder", f"data.path={tmp_path}", "data.pattern='*.txt'", "data.validation_share=0"]
+    folder, _ = run_of(tmp_path, *data, "context=16", "capacity=16", "batch_tokens=16", steps=2)
+    save(folder.checkpoints, 2)
+    assert run(["ckpt", "verify", str(folder.root)]) == 0
+    assert capsys.readouterr().out.splitlines()[2].split() == [str(folder.ledger), "intact"]
+    rows = folder.ledger / "documents-00000000.bin"
+    content = rows.read_bytes()
+    rows.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert run(["ckpt", "verify", str(folder.root), "--json"]) == 4
+    told = json.loads(capsys.readouterr().out)
+    assert told["ledger"] == ["documents-00000000.bin: step 2 does not match its hash"]
+    assert (told["error"]["code"], told["error"]["key"]) == (4, str(folder.ledger))
+    assert [one["damaged"] for one in told["checkpoints"]] == [None]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from bytescale_cli.main import run
 from engine.config.load import load
 from engine.config.resolved import resolved_yaml
+from engine.files import LOCK, locked
 from engine.report.comparison_page import comparison_page
 from engine.report.run import read_run
 from engine.report.run_page import run_page
@@ -227,3 +229,28 @@ def test_a_run_that_may_not_be_read_is_refused_in_one_form(
         assert run([*words.split(), str(place), *more]) == 74
     said = capsys.readouterr().err.splitlines()
     assert said[0].endswith(": Permission denied") and said[1].startswith("hint: `namei -l ")
+
+
+def test_a_damaged_line_of_metrics_is_reported_once(runs: Path, capsys: Capture) -> None:
+    path = runs / "a" / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"\0\0\n" + lines[2])
+    for words in (["list", str(runs)], ["status", str(runs / "a")]):
+        assert run(["runs", *words]) == 0
+        assert "".join(capsys.readouterr().out.split()).count(f"{path}:2:") == 1
+    found = answer(capsys, "status", str(runs / "a"))["status"]
+    assert isinstance(found, dict) and len(found["warnings"]) == 1 and found["step"] == 3
+    said = list[str]()
+    read_run(runs / "a", said.append)
+    assert len(said) == 1 and said[0].startswith(f"{path}:2:")
+    metrics.cut_back(path, 3)
+    assert answer(capsys, "status", str(runs / "a"))["status"]["warnings"] == []  # type: ignore[index]
+
+
+def test_a_line_that_is_being_written_is_not_damaged(runs: Path, capsys: Capture) -> None:
+    path = runs / "a" / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"step": 4, "lo')
+    for context, expected in ((locked(runs / "a" / LOCK), 0), (nullcontext(), 1)):
+        with context:
+            found = answer(capsys, "status", str(runs / "a"))["status"]
+            assert isinstance(found, dict) and len(found["warnings"]) == expected

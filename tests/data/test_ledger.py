@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from engine.data.corpus import Corpus
 from engine.data.ledger import ROW, SHARD, Ledger
 from engine.data.steps import Cursor, SequenceTable, Steps
 from engine.errors import DataError, ExitCode
+from engine.files import append
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.trainer.rank import explain
@@ -151,6 +153,7 @@ def test_another_process_reads_complete_steps_meanwhile(tmp_path: Path) -> None:
     before = contents(tmp_path)
     record(ledger, 6)
     after, reader = contents(tmp_path), Ledger(tmp_path)
+    (tmp_path / "hashes-00000001.bin").write_bytes(before["hashes-00000001.bin"])  # written last
     for name in ("documents-00000001.bin", "ranks-00000001.bin"):
         for size in range(len(before[name]), len(after[name])):
             (tmp_path / name).write_bytes(after[name][:size])
@@ -248,10 +251,10 @@ def test_the_oldest_files_are_removed_when_all_but_the_last_exceed_the_limit(tmp
 
 
 @pytest.mark.parametrize("kind", ["documents", "ranks"])
-def test_a_full_disk_is_a_storage_error_of_the_rank(kind: str, tmp_path: Path) -> None:
+def test_a_full_disk_is_a_storage_error_of_the_rank(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(opened(tmp_path), 1)
-    (tmp_path / f"{kind}-00000000.bin").unlink()
-    (tmp_path / f"{kind}-00000000.bin").symlink_to("/dev/full")
+    full = partial(Path("/dev/full").open, "ab")
+    monkeypatch.setattr(module, "append", lambda path: full() if path.name.startswith(kind) else append(path))
     ledger = opened(tmp_path)
     ledger._last = 1  # the file is not to be read
     ledger._numbers = np.arange(2)
@@ -314,3 +317,51 @@ def test_the_shards_of_a_sliced_sequence_are_listed_once(tmp_path: Path) -> None
     ledger = Ledger(tmp_path, ["web"])
     ledger.record(1, table, plan)
     assert ledger.shards(1)[["sequence", "rank"]].tolist() == [(0, 1), (0, 0), (1, 2)]
+
+
+@pytest.mark.parametrize("kind", ["documents", "ranks"])
+def test_a_flipped_bit_is_found_in_its_step_and_no_other(kind: str, tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+    for step in range(1, 8):
+        record(ledger, step)
+    assert ledger.damaged() == []
+    path, row = tmp_path / f"{kind}-00000001.bin", ROW if kind == "documents" else SHARD
+    content = bytearray(path.read_bytes())
+    steps = np.frombuffer(bytes(content), dtype=row)["step"]
+    content[int(np.searchsorted(steps, 5)) * row.itemsize + row.itemsize - 1] ^= 4  # of the last field of the first row
+    path.write_bytes(content)
+    reader = Ledger(tmp_path)
+    assert reader.damaged() == [f"{path.name}: step 5 does not match its hash"]
+    read = reader.documents if kind == "documents" else reader.shards
+    with pytest.raises(DataError, match="is damaged: step 5 does not match its hash") as caught:
+        read(5)
+    assert caught.value.problems[0].key == str(path) and caught.value.code == ExitCode.DATA
+    assert len(read(4)) and len(read(6))
+    for step in (4, 5):
+        record(ledger := opened(tmp_path) if step == 4 else ledger, step)  # the damage says nothing about documents
+    assert ledger.damaged() == []
+
+
+def test_rows_that_are_cut_off_are_damage_and_those_without_hashes_are_not_checked(tmp_path: Path) -> None:
+    """Ledgers of earlier versions have no hashes, and after a power loss the last steps may have none."""
+    ledger = opened(tmp_path)
+    for step in range(1, 4):
+        record(ledger, step)
+    path = tmp_path / "documents-00000000.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert Ledger(tmp_path).damaged() == [f"{path.name}: step 3 does not match its hash"]
+    hashes = tmp_path / "hashes-00000000.bin"
+    hashes.write_bytes(hashes.read_bytes()[:-20] + bytes(30))
+    assert Ledger(tmp_path).damaged() == []
+    hashes.unlink()
+    assert Ledger(tmp_path).damaged() == [] and len(Ledger(tmp_path).documents(1)) == len(table_of(1))
+    record(opened(tmp_path), 4)
+    assert len(Ledger(tmp_path).documents(4)) == len(table_of(4))
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", "\0"])
+def test_damaged_names_of_sources_are_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "sources.json").write_text(text)
+    with pytest.raises(DataError, match=r"is damaged|is not JSON") as caught:
+        _ = Ledger(tmp_path).sources
+    assert str(caught.value.problems[0].key).startswith(str(tmp_path / "sources.json"))

@@ -25,6 +25,7 @@ from engine.data.pack import Tokens, is_packed, pack_block, part_path
 from engine.data.token_file import TokenFile
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError
+from engine.folders import names
 from tests.data.noted import Noted, ends, starts
 
 TOKENS = Tokens("bytes", None, None)
@@ -573,11 +574,12 @@ def test_the_folder_is_listed_only_when_it_may_be_full(
 def test_a_folder_may_disappear_while_it_is_trimmed(
     blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def vanish(path: Path) -> os.stat_result:
+    def vanish(folder: int) -> list[str]:
+        found = names(folder)
         shutil.rmtree(cache, ignore_errors=True)
-        raise FileNotFoundError(2, "No such file or directory", str(path))
+        return found
 
     aged(cache, blocks)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "stat", vanish)
+        patch.setattr("engine.data.cache.names", vanish)
         assert trim(cache, 0, set()) == 0

@@ -12,6 +12,7 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ import pytest
 from engine import files
 from engine.config import schema
 from engine.data import pack as module
+from engine.data.cache import folder_of, write_part
 from engine.data.corpus import TextCorpus, TokenCorpus
 from engine.data.pack import (
     LeftOut,
@@ -351,7 +353,8 @@ def test_users_of_a_cache_folder_can_write_to_all_of_it(
     part, replace = part_path(TOKENS, cache, noted), Path.replace
 
     def look(path: Path, target: str) -> Path:
-        found.update({one.name: stat.S_IMODE(one.stat().st_mode) for one in (Path(f"{part}.lock"), path.parent)})
+        drafts = part.parent.glob(".writing-*")
+        found.update({one.name: stat.S_IMODE(one.stat().st_mode) for one in (Path(f"{part}.lock"), *drafts)})
         return replace(path, target)
 
     before = os.umask(0o077)
@@ -361,8 +364,9 @@ def test_users_of_a_cache_folder_can_write_to_all_of_it(
             pack_block(TOKENS, cache, noted)
     finally:
         os.umask(before)
-    draft = next(name for name in found if name.startswith(f".{part.name}."))
-    assert stat.S_IMODE(part.parent.stat().st_mode) == mode == found[draft]
+    draft = next(name for name in found if name.startswith(f".writing-{part.name}."))
+    assert stat.S_IMODE(part.parent.stat().st_mode) == mode
+    assert found[draft] & 0o777 == 0o700, "else other users could put links into it"
     assert found[f"{part.name}.lock"] == of_files, "one that a killed process has left"
     assert {stat.S_IMODE(path.stat().st_mode) for path in part.parent.iterdir()} == {of_files}
 
@@ -423,7 +427,8 @@ def test_hosts_that_do_not_see_the_locks_of_each_other_write_the_same(
         nonlocal inside
         if not inside:
             inside = True
-            module._write_part(TOKENS, part, noted)
+            with folder_of(part) as here:
+                write_part(here, part.name, partial(module._write_block, TOKENS, noted))
             inside = False
             assert documents(part) == texts
         replaced = replace(path, target)

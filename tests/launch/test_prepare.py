@@ -33,6 +33,7 @@ from engine.run.metrics import append, read_metrics
 from engine.run.remote import Remote
 from tests.data.token_files import written
 from tests.data.tokenizers.chat_folder import CHATML, chat_folder
+from tests.ruins import ruin
 from tests.run.damage import write_all
 
 
@@ -204,7 +205,8 @@ def test_an_old_run_is_renamed_and_kept(tmp_path: Path) -> None:
 
 def test_going_back_removes_later_steps(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    for name in ("step-00000002", "step-00000003", ".writing-step-00000004"):
+    ruin(folder.checkpoints / "step-00000004")
+    for name in ("step-00000002", "step-00000003"):
         (folder.checkpoints / name).mkdir(parents=True)
         (folder.checkpoints / name / "a.pt").write_bytes(b"a")
     for step in (1, 2, 3):
@@ -244,7 +246,7 @@ def test_a_run_that_begins_again_without_a_checkpoint_may_have_repaired_document
 
     for step in (1, 2):
         record(step, content=7)
-    (tmp_path / ".removing-ledger").mkdir()  # left by a start that was killed
+    ruin(tmp_path / "ledger", "removing")  # left by a start that was killed
     unusable = Unusable("data", 0, 3, "a.jsonl:byte 9", "is not JSON")
     assert Quarantine(folder.quarantine).add(1, [unusable]) == 1
     go_back(folder, 1, lambda line: None)

@@ -41,6 +41,7 @@ from engine.run.metrics import append
 from engine.run.status import is_locked
 from engine.weights import check
 from tests.permissions import locked_out
+from tests.ruins import ruin
 from tests.run.damage import write_all
 
 
@@ -437,9 +438,8 @@ def test_ruins_are_removed_before_anything_is_written(tmp_path: Path, monkeypatc
     """They may fill the disk. A dry run changes nothing."""
     settings, seen = config(tmp_path), list[list[str]]()
     checkpoints = saved(tmp_path / "run" / "checkpoints", settings).parent
-    for name in (".writing-step-00000004", ".removing-step-00000001"):
-        (checkpoints / name).mkdir()
-        (checkpoints / name / "a.pt").write_bytes(b"a")
+    ruin(checkpoints / "step-00000004")
+    ruin(checkpoints / "step-00000001", "removing")
     before = files(tmp_path)
     train(settings, dry_run=True)
     assert files(tmp_path) == before
@@ -749,3 +749,40 @@ def test_output_that_fails_does_not_end_a_run(tmp_path: Path, monkeypatch: pytes
         raise BrokenPipeError
 
     assert train(finished(tmp_path, monkeypatch, 2), say=broken)["train"]["steps"] == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_folder_that_is_moved_under_a_run_is_the_error_whatever_the_ranks_say(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoints are in the moved folder, and a run that ends with success could not be resumed."""
+    settings, moved = config(tmp_path), tmp_path / "moved"
+
+    def run_ranks(commands: object, folder: RunFolder, tail: MetricsTail, *rest: object) -> None:
+        saved(folder.checkpoints, settings)
+        folder.root.rename(moved)
+        if fails:
+            tail()
+
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
+    with pytest.raises(RunFolderError, match=f"was moved to {moved} while") as caught:
+        train(settings, say=lambda line: None)
+    (problem,) = caught.value.problems
+    assert caught.value.code == 73 and problem.key == str(tmp_path / "run")
+    assert f"{moved}/checkpoints/step-" in str(problem.hint)
+
+
+def test_damaged_metrics_are_reported_once_while_ranks_write_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, said = config(tmp_path), list[str]()
+
+    def run_ranks(commands: object, folder: RunFolder, tail: MetricsTail, *rest: object) -> None:
+        for content in (b"\0\0\n", b"", b'{"step": 2, "loss": 1.0}\n'):
+            with folder.metrics.open("ab") as file:
+                file.write(content)
+            tail()
+
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
+    train(settings, say=said.append)
+    assert len([line for line in said if str(tmp_path / "run" / "metrics.jsonl") in line and "damaged" in line]) == 1

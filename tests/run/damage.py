@@ -12,6 +12,7 @@ from engine.data.steps import Cursor, Place
 from engine.run.checkpoints import TrainState, write
 
 FINGERPRINTS = {"data": "f"} | {f"source-{number}": "0123456789abcdef" * 2 for number in range(10)}
+TOKEN = "0123456789abcdef"  # of the drafts of all ranks
 VALUES = {"run.seed": 0} | {f"model.{name}": number for number, name in enumerate(Model.model_fields)}
 
 
@@ -29,8 +30,8 @@ def write_all(checkpoints: Path, state: TrainState, *names: str) -> Path:
         return list(names)
 
     for rank in range(state.ranks - 1, 0, -1):
-        write(checkpoints, state, rank, lambda folder: [])
-    return write(checkpoints, state, 0, tensors)
+        write(checkpoints, state, rank, lambda folder: [], TOKEN)
+    return write(checkpoints, state, 0, tensors, TOKEN)
 
 
 def save(checkpoints: Path, step: int) -> Path:
@@ -40,7 +41,7 @@ def save(checkpoints: Path, step: int) -> Path:
         (folder / "zero" / "b.pt").write_bytes(bytes([step]) * 10)
         return ["zero/a.pt", "zero/b.pt"]
 
-    return write(checkpoints, state(step), 0, tensors)
+    return write(checkpoints, state(step), 0, tensors, TOKEN)
 
 
 def flip(folder: Path) -> None:

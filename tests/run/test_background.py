@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.files import remove_ruins
+from engine.folders import remove_ruins
 from engine.run.background import BackgroundWriter
 from engine.run.checkpoints import folder_name, newest_first, read
-from tests.run.damage import state
+from tests.run.damage import TOKEN, state
 
 
 def none(folder: Path) -> list[str]:
@@ -23,7 +23,7 @@ def ignore(written: Path) -> None:
 
 def test_two_ranks_write_one_checkpoint_while_their_main_threads_go_on(tmp_path: Path) -> None:
     go, published = threading.Event(), list[Path]()
-    writers = [BackgroundWriter(tmp_path, rank) for rank in range(2)]
+    writers = [BackgroundWriter(tmp_path, rank, TOKEN) for rank in range(2)]
 
     for step in (1, 2):
         go.clear()
@@ -48,7 +48,7 @@ def test_two_ranks_write_one_checkpoint_while_their_main_threads_go_on(tmp_path:
 
 def test_a_checkpoint_that_is_due_waits_until_the_last_one_is_written(tmp_path: Path) -> None:
     """Its states would replace those in the copy, which are still being written."""
-    writer, go, order = BackgroundWriter(tmp_path, 0), threading.Event(), list[str]()
+    writer, go, order = BackgroundWriter(tmp_path, 0, TOKEN), threading.Event(), list[str]()
 
     def slow(folder: Path) -> list[str]:
         assert go.wait(20)
@@ -71,7 +71,7 @@ def test_a_checkpoint_that_is_due_waits_until_the_last_one_is_written(tmp_path: 
 
 def test_an_error_of_the_background_is_raised_by_the_next_check(tmp_path: Path) -> None:
     """A run that goes on without checkpoints would lose all its work at the next failure."""
-    writer = BackgroundWriter(tmp_path, 0)
+    writer = BackgroundWriter(tmp_path, 0, TOKEN)
     writer.check()
     writer.wait()
 
@@ -95,7 +95,7 @@ def test_an_error_after_publishing_is_raised_too(tmp_path: Path) -> None:
     def fails(written: Path) -> None:
         raise OSError("cannot remove an old one")
 
-    writer = BackgroundWriter(tmp_path, 0)
+    writer = BackgroundWriter(tmp_path, 0, TOKEN)
     writer.start(state(1), none, fails)
     with pytest.raises(OSError, match="cannot remove an old one"):
         writer.wait()

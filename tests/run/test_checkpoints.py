@@ -16,7 +16,7 @@ import pytest
 
 from engine.data.steps import Cursor, Place
 from engine.errors import CheckpointError, Problem, StorageError
-from engine.files import remove_ruins
+from engine.folders import remove_ruins
 from engine.run import checkpoints
 from engine.run.checkpoints import (
     Retention,
@@ -30,7 +30,7 @@ from engine.run.checkpoints import (
 )
 from engine.run.saved import choose
 from engine.trainer.loop import Trainer
-from tests.run.damage import flip, make_older, mistype, remove, save, scramble, state, truncate, unmanifest
+from tests.run.damage import TOKEN, flip, make_older, mistype, remove, save, scramble, state, truncate, unmanifest
 
 
 def test_a_checkpoint_reads_back_its_state(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def save_in_two(checkpoints: Path) -> Path:
             (folder / f"rank{rank}.pt").write_bytes(bytes(100 + rank))
             return [f"rank{rank}.pt"]
 
-        write(checkpoints, state(1, 2), rank, tensors)
+        write(checkpoints, state(1, 2), rank, tensors, TOKEN)
 
     threads = [threading.Thread(target=one, args=(rank,), name=f"rank-{rank}") for rank in range(2)]
     for thread in threads:
@@ -70,12 +70,12 @@ def test_the_files_of_all_ranks_are_in_the_manifest(tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_not_published_before_all_ranks_have_written_their_parts(tmp_path: Path) -> None:
     """It would be complete by its manifest, without the files of a rank."""
-    first = threading.Thread(target=write, args=(tmp_path, state(1, 3), 0, lambda folder: []), daemon=True)
+    first = threading.Thread(target=write, args=(tmp_path, state(1, 3), 0, lambda folder: [], TOKEN), daemon=True)
     first.start()
     for rank in (2, 1):
         first.join(0.2)
         assert first.is_alive() and newest_first(tmp_path) == []
-        write(tmp_path, state(1, 3), rank, lambda folder: [])
+        write(tmp_path, state(1, 3), rank, lambda folder: [], TOKEN)
     first.join(20)
     (written,) = tmp_path.iterdir()
     assert read(written).ranks == 3 and [path.name for path in written.iterdir()] == ["manifest.json"]
@@ -246,7 +246,7 @@ def test_a_write_that_dies_leaves_the_previous_one(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write(tmp_path, state(2), 0, dies)
+        write(tmp_path, state(2), 0, dies, TOKEN)
     assert choose(tmp_path, print) == good
     remove_ruins(tmp_path)
     assert list(tmp_path.iterdir()) == [good]
@@ -264,9 +264,9 @@ def test_a_full_disk_is_reported_with_path_and_bytes(tmp_path: Path, error: Exce
         raise error
 
     with pytest.raises(StorageError, match=r"could not be written: 3\.0 MiB were written, .*B are free$") as caught:
-        write(tmp_path, state(2), 0, fills)
+        write(tmp_path, state(2), 0, fills, TOKEN)
     assert not list(tmp_path.rglob("a.pt")), "else there is no space to report it"
-    assert caught.value.problems[0].key == str(tmp_path / ".writing-step-00000002")
+    assert caught.value.problems[0].key == str(tmp_path / f".writing-step-00000002.{TOKEN}")
 
 
 def test_another_error_while_files_are_written_passes(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_another_error_while_files_are_written_passes(tmp_path: Path) -> None:
         raise RuntimeError("a collective failed")
 
     with pytest.raises(RuntimeError, match="a collective failed"):
-        write(tmp_path, state(2), 0, fails)
+        write(tmp_path, state(2), 0, fails, TOKEN)
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

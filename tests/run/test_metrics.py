@@ -69,3 +69,15 @@ def test_new_lines_are_read_once_and_only_when_complete(tmp_path: Path) -> None:
 def test_values_that_json_cannot_hold_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         append(tmp_path / "metrics.jsonl", {"step": 1, "loss": float("nan")})
+
+
+def test_damage_is_reported_in_one_message_with_the_number_of_lines(tmp_path: Path) -> None:
+    path, said = tmp_path / "metrics.jsonl", list[str]()
+    path.write_bytes(b'{"step": 1}\n\0\n\0\n{"step": 4}\n\0\n{"st')
+    read_metrics(path, said.append)
+    read_metrics(path, said.append, growing=True)
+    lines, offset = read_from(path, 0, said.append)
+    assert lines == [{"step": 1}, {"step": 4}]
+    assert read_from(path, offset, said.append) == ([], offset)
+    assert len(said) == 3 and [line.startswith(f"{path}:2: ") for line in said] == [True, True, False]
+    assert ["3 lines" in said[0], "2 lines" in said[1], "3 lines" in said[2]] == [True] * 3

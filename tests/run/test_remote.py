@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from engine.errors import CheckpointError, ConfigError, PreflightError
-from engine.files import remove_ruins
+from engine.folders import remove_ruins
 from engine.run.checkpoints import MANIFEST, TrainState, newest_first, read
 from engine.run.remote import Remote, fetch, reaching
 from engine.run.saved import check_all, listed
@@ -80,7 +80,7 @@ def test_a_checkpoint_is_invisible_until_its_last_file_is_copied(
     put_file = remote._system.put_file
 
     def fails(local: str, place: str) -> None:
-        if local.endswith("b.pt"):
+        if place.endswith("b.pt"):
             raise ConnectionError("gone")
         put_file(local, place)
         done.append(local)

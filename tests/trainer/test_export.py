@@ -38,6 +38,7 @@ from engine.zero.engine import ZeroEngine
 from engine.zero.shards import sharded, stored
 from engine.zero.states import master_weights, model_weights
 from tests.data.tokenizers.chat_folder import CHATML, chat_folder
+from tests.run.damage import TOKEN
 from tests.weights.folders import config, logits, our_logits
 from tests.world import run_world
 
@@ -70,7 +71,7 @@ def train_and_save(root: Path) -> None:
         engine.step(1e-2)
         run = RunFolder(root / name)
         state = TrainState(1, {}, 2, {"data": "f"}, must_match(made))
-        checkpoints.write(run.checkpoints, state, dist.get_rank(), engine.snapshot().write_each)
+        checkpoints.write(run.checkpoints, state, dist.get_rank(), engine.snapshot().write_each, TOKEN)
         run.resolved.write_text(resolved_yaml(made))
         if made.zero.stage == 3:  # its files have no parameter whole
             torch.save(

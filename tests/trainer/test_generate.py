@@ -26,6 +26,7 @@ from engine.trainer.generate import Language, continued, generate
 from engine.trainer.optimizer import build_optimizer
 from engine.zero.engine import ZeroEngine
 from tests.data.tokenizers.chat_folder import chat_folder
+from tests.run.damage import TOKEN
 from tests.weights.folders import config, llama, mixtral, saved
 from tests.world import run_world
 
@@ -74,7 +75,7 @@ def train_and_save(root: Path) -> None:
     engine.step(1e-2)
     run = RunFolder(root)
     checkpoints.write(
-        run.checkpoints, TrainState(1, {}, 1, {"data": "f"}, must_match(made)), 0, engine.snapshot().write_each
+        run.checkpoints, TrainState(1, {}, 1, {"data": "f"}, must_match(made)), 0, engine.snapshot().write_each, TOKEN
     )
     run.resolved.write_text(resolved_yaml(made))
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import math
+import shutil
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -17,17 +18,18 @@ from engine.config.load import load
 from engine.control import progress
 from engine.control.control import Control
 from engine.data.steps import Cursor
-from engine.errors import ExitCode, MemoryFitError, StorageError
+from engine.errors import ExitCode, MemoryFitError, RunFolderError, StorageError
 from engine.planner.plan.step_plan import StepPlan
 from engine.run.background import BackgroundWriter
 from engine.run.checkpoints import newest_first, read
-from engine.run.folder import RunFolder
+from engine.run.folder import Held, RunFolder
 from engine.run.metrics import read_metrics
 from engine.trainer import loop
 from engine.trainer.loop import Trainer
 from engine.trainer.model import reserve_host
 from engine.trainer.rank import explain
 from tests.planner.samples import by_hand
+from tests.run.damage import TOKEN
 
 
 class Host:
@@ -105,7 +107,8 @@ def test_a_trainer_meets_its_neighbours_before_any_step(tmp_path: Path, monkeypa
     monkeypatch.setattr(loop, "PlanAhead", lambda *given: SimpleNamespace(validation=dict))
     cpu = torch.device("cpu")
     (tmp_path / "summary.json").write_text('{"fingerprints": {"data": "f"}}')
-    groups: Any = SimpleNamespace(rank=1, hdp_rank=1, local_rank=1, control=Control(1), device=cpu, mesh=Mesh(8))
+    control = SimpleNamespace(gather=lambda value: [TOKEN])
+    groups: Any = SimpleNamespace(rank=1, hdp_rank=1, local_rank=1, control=control, device=cpu, mesh=Mesh(8))
     Trainer(RunFolder(tmp_path), load(["recipe=quickstart", "cluster.ranks_per_node=8"]), groups)
     assert met == [([0, 2, 3, 7], cpu)]
 
@@ -237,7 +240,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_unless_the_host_is_too_s
     trainer, copy, asked = trainer_without_a_model(tmp_path, monkeypatch), Copy(), list[bool]()
     trainer.ahead, trainer.copies = Ahead(6), copies
     trainer.folder.checkpoints.mkdir()
-    trainer.writer = BackgroundWriter(trainer.folder.checkpoints, 0)
+    trainer.writer = BackgroundWriter(trainer.folder.checkpoints, 0, TOKEN)
     trainer.groups.mesh = SimpleNamespace(ranks=1)
     trainer.engine.snapshot = lambda copies: asked.append(copies) or copy
     trainer.control.largest = lambda *own: [max(own[0], short), *own[1:]]
@@ -279,7 +282,7 @@ def test_a_failed_write_ends_the_run_at_the_next_step(tmp_path: Path, monkeypatc
     with pytest.raises(StorageError, match="could not be written: 0 bytes were written") as caught:
         trainer.run(lambda: False)
     assert 3 <= trainer.step < 6
-    assert caught.value.problems[0].key.endswith(".writing-step-00000003")
+    assert caught.value.problems[0].key.endswith(f".writing-step-00000003.{TOKEN}")
 
 
 def test_a_checkpoint_that_has_filled_the_disk_is_the_cause_of_the_next_error(
@@ -350,7 +353,28 @@ def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     trainer.skipped, trainer.pace = 0, SimpleNamespace(of_steps=lambda *rest: None)
     trainer.ledger = SimpleNamespace(record=lambda *rest: None)
     trainer.quarantine = SimpleNamespace(add=lambda step, found: 0)
-    trainer.writer, trainer.saved, trainer.of_save, trainer.copies = BackgroundWriter(root, 0), 0, {}, True
-    trainer.peak = None
+    trainer.writer, trainer.saved, trainer.of_save, trainer.copies = BackgroundWriter(root, 0, TOKEN), 0, {}, True
+    trainer.peak, trainer.held = None, SimpleNamespace(check=lambda: None)
     trainer.fingerprints, trainer.tokenizer, trainer.cursor = {}, None, Cursor()
     return trainer
+
+
+@pytest.mark.parametrize("how", ["moved", "removed"])
+def test_a_run_whose_folder_is_gone_ends_and_writes_nothing_at_its_place(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint would make a new folder there, which could not be resumed, and the run would end with success."""
+    root = tmp_path / "run"
+    (root / "checkpoints").mkdir(parents=True)
+    (root / "resolved.yaml").touch()
+    trainer = trainer_without_a_model(root, monkeypatch)
+    trainer.held, trainer.ahead = Held(trainer.folder), Ahead(6)
+
+    def gone() -> bool:
+        if trainer.step == 3:
+            root.rename(tmp_path / "moved") if how == "moved" else shutil.rmtree(root)
+        return False
+
+    with pytest.raises(RunFolderError, match=f"was {how}") as caught:
+        trainer.run(gone)
+    assert caught.value.code == 73 and not root.exists()
