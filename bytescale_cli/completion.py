@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -34,6 +33,8 @@ def completion(
 
     Its first lines say how to load it. For bash: source <(bytescale completion bash)
     """
+    from importlib import resources  # slow to import
+
     script = resources.files("bytescale_cli") / "completions" / SHELLS[shell]
     text = script.read_text(encoding="utf-8")
     output.emit({"completion": {"shell": shell, "script": text}}, text, as_json=json)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,9 +33,6 @@ from bytescale_cli.errors import report as report_error
 from bytescale_cli.generate import generate
 from bytescale_cli.train import train
 from engine.errors import ExitCode
-
-# Built once: Typer inspects the signatures of all commands, and tests run many command lines in one process.
-_built = cache(typer.main.get_command)
 
 app = typer.Typer(
     add_completion=False,
@@ -84,6 +82,24 @@ app.command()(completion.completion)
 app.command("candidates", hidden=True)(completion.print_candidates)
 
 
+@cache  # tests run many command lines in one process
+def _built(*, outline: bool) -> Any:
+    """Let Typer build the commands. It inspects all their parameters, which `bytescale --help` does not show: for that
+    an `outline` of names and descriptions is enough."""
+    if not outline:
+        return typer.main.get_command(app)
+    found = typer.Typer(add_completion=False, rich_markup_mode=None)
+    found.registered_callback = app.registered_callback
+    for command in app.registered_commands:
+        assert command.callback is not None
+        name = command.name or command.callback.__name__
+        found.command(name, help=inspect.getdoc(command.callback), hidden=command.hidden)(lambda: None)
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        found.add_typer(typer.Typer(help=group.typer_instance.info.help), name=group.name)
+    return typer.main.get_command(found)
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, by default `sys.argv[1:]`; report any error and return the exit code."""
     output.open_closed()
@@ -91,7 +107,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    command = _built(app)
+    command = _built(outline=words[0] == "--help")
     try:
         code = int(command.main(words, prog_name="bytescale", standalone_mode=False) or 0)
         if code == ExitCode.INTERRUPTED:  # Typer turns Ctrl-C into this code without a message

@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import re
-import secrets
 import shutil
 import stat
 import time
@@ -31,7 +30,7 @@ def write_durably(path: Path, content: bytes) -> None:
     Raises OSError; an existing file is then unchanged.
     """
     # In a folder that others may write to, a name that can be guessed could be a link of theirs to a file of this user.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         with temporary.open("xb") as file:
             file.write(content)

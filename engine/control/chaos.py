@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import threading
 import time
 from contextlib import suppress
@@ -101,6 +100,8 @@ def _do(name: str) -> None:
 
 def _cut_connections() -> None:
     """End all TCP connections of this process, as a network that fails does. The link to the agent is none."""
+    import socket  # slow to import, and `bytescale --help` imports this module
+
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             if str(entry.readlink()).startswith("socket:"):
