@@ -17,7 +17,6 @@ from engine.control.control import Control
 from engine.fit.estimate import estimate
 from engine.hardware.measured import Case
 from engine.hardware.micro_batches import micro_batch, random_inputs
-from engine.launch.agent import free_port
 from engine.offload.offload import Offload
 from engine.parallel.groups import Groups, join_groups
 from engine.planner.plan.step_plan import MicroBatch
@@ -35,8 +34,7 @@ _SHORT = 8192  # tokens; long enough for everything to be compiled
 @contextmanager
 def joined(config: Config) -> Iterator[Groups]:
     """Create a world of this process only, as a context manager; yields its process groups."""
-    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update(place, MASTER_PORT=str(free_port()))
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
     groups = join_groups(config, Control(0))
     try:
         yield groups

@@ -6,8 +6,10 @@ Clusters of unequal nodes add the speed of a node's devices (percent of full spe
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,7 @@ _HOST = re.compile(r"(?:\w[\w.-]*@)?\w[\w.:-]*")  # a leading dash would reach s
 _SLOTS = re.compile(r"slots=([0-9]+)")
 _MOST_MEMORY = 2**50  # the limit of cluster.device_memory
 _FORM = "write HOST slots=N, for example worker-0 slots=8"
+ONCE = "list each host once, with all of its slots"
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,10 @@ def parse(text: str, name: str) -> tuple[Node, ...]:
         key = f"{name}:{number}"
         try:
             node = _parse_line(words, key)
-            if node.host in nodes:
-                hint = "list each host once, with all of its slots"
-                raise ConfigError(f"host {node.host} appears twice", key=key, hint=hint)
-            nodes[node.host] = node
+            before = nodes.setdefault(_canonical(node.address), node)
+            if before is not node:
+                same = "appears twice" if before.host == node.host else f"is also listed, as {before.host}"
+                raise ConfigError(f"host {node.host} {same}", key=key, hint=ONCE)
         except ConfigError as error:
             problems += error.problems
     if not nodes and not problems:
@@ -74,6 +77,13 @@ def parse(text: str, name: str) -> tuple[Node, ...]:
     if problems:
         raise ConfigError.of(problems)
     return tuple(nodes.values())
+
+
+def _canonical(address: str) -> str:
+    """Return the one spelling of a host: names ignore case and a last dot, and addresses of IPv6 have several forms."""
+    with suppress(ValueError):
+        return str(ipaddress.ip_address(address))
+    return address.lower().removesuffix(".")
 
 
 def _parse_line(words: list[str], key: str) -> Node:

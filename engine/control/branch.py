@@ -1,4 +1,7 @@
-"""A node's place in the tree of agents: passes operations of ranks up, and their results down (reduction.py)."""
+"""A node's place in the tree of agents: passes operations and questions of ranks up, and what comes of them down.
+
+Operations are those of reduction.py, questions those of keys.py.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+from engine.control.keys import Keys
 from engine.control.link import Link, line_of
 from engine.control.reduction import Operation, Reduction
 from engine.control.sockets import Listener
@@ -24,6 +28,9 @@ class Branch:
     ) -> None:
         """Take the number of ranks and child agents. Children connect to the listener; the root has no parent."""
         self._reduction = Reduction[Link](ranks + children)
+        self._keys = Keys[Link]()  # of the root
+        self._asked = dict[int, tuple[Link, int]]()  # by own ticket: who waits for the parent's answer, with its ticket
+        self._tickets = 0
         self._missing = children  # that have not connected yet
         self._parent, self._listener = parent, listener
         self._selector = selectors.EpollSelector()
@@ -40,7 +47,7 @@ class Branch:
         return self._selector.fileno()
 
     def take(self, member: Link, message: dict[str, Any]) -> None:
-        """Take an operation, if a message of a rank or child agent has one."""
+        """Take an operation or a question about keys, if a message of a rank or child agent has one."""
         if "reduce" in message:
             whole = self._reduction.add(member, message["reduce"])
             if whole is None:
@@ -49,6 +56,15 @@ class Branch:
                 self._answer(whole)
             else:
                 self._send([self._parent], reduce=whole)
+        if "ask" in message:
+            if self._parent is None:
+                for asker, ticket, answer in self._keys.ask(member, *message["ask"]):
+                    self._send([asker], answer=[ticket, answer])
+            else:
+                self._tickets += 1
+                ticket, *question = message["ask"]
+                self._asked[self._tickets] = member, ticket
+                self._send([self._parent], ask=[self._tickets, *question])
 
     def work(self) -> None:
         """Take what other agents have sent, and send what could not be sent before, without waiting."""
@@ -102,6 +118,10 @@ class Branch:
                 self.take(agent, message)
             elif "result" in message:
                 self._answer(message["result"])
+            elif "answer" in message:
+                ticket, answer = message["answer"]
+                asker, theirs = self._asked.pop(ticket)
+                self._send([asker], answer=[theirs, answer])
 
     def _answer(self, operation: Operation) -> None:
         self._send(self._reduction.answered(operation[0]), result=operation)

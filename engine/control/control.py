@@ -1,4 +1,4 @@
-"""Collectives on a few plain values, which the agents of the nodes combine in a tree (reduction.py).
+"""Collectives on a few plain values, which the agents of the nodes combine in a tree (reduction.py), and shared keys.
 
 Sums of floating-point numbers are not among them: their order would depend on which message arrives first. Those are
 left to the device (`Groups.sum`).
@@ -6,6 +6,7 @@ left to the device (`Groups.sum`).
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -33,6 +34,8 @@ class Control:
         self._stop = stop
         self._calls = 0
         self._results = SimpleQueue[Operation]()
+        self._tickets = itertools.count()  # of questions about keys
+        self._answers = dict[int, SimpleQueue[Any]]()
         if agent is not None:
             threading.Thread(target=self._listen, args=(agent,), daemon=True).start()
 
@@ -60,18 +63,29 @@ class Control:
                 0, f"rank {odd}'s plan differs from rank 0's (digest {digests[odd]}, expected {digests[0]})"
             )
 
+    def ask(self, question: str, *arguments: Any) -> Any:
+        """Ask about the keys that all ranks share (keys.py), and wait for the answer. Any thread may ask.
+
+        Raises RuntimeError without an agent.
+        """
+        if self.agent is None:
+            raise RuntimeError("a rank without an agent shares no keys")
+        ticket, answer = next(self._tickets), SimpleQueue[Any]()
+        self._answers[ticket] = answer
+        self.agent.send(ask=[ticket, question, *arguments])
+        return answer.get()
+
     def _reduce(self, kind: str, value: Any) -> Any:
         """Return the value of all ranks, combined as `reduction.combine` does."""
         self._calls += 1
         operation: Operation = [str(self._calls), kind, value]
-        result = operation if self.agent is None else self._ask(self.agent, operation)
+        result = operation
+        if self.agent is not None:
+            self.agent.send(reduce=operation)
+            result = self._results.get()
         if result[1] != kind or len(result[2]) < len(value):
             raise RuntimeError(f"ranks call different collectives: {operation} here, together {result}")
         return result[2]
-
-    def _ask(self, agent: Link, operation: Operation) -> Operation:
-        agent.send(reduce=operation)
-        return self._results.get()
 
     def _listen(self, agent: Link) -> None:
         while True:
@@ -84,3 +98,6 @@ class Control:
                     self._stop()
                 if "result" in message:
                     self._results.put(message["result"])
+                if "answer" in message:
+                    ticket, answer = message["answer"]
+                    self._answers.pop(ticket).put(answer)

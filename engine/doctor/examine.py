@@ -19,7 +19,7 @@ from engine.doctor import devices, hosts, libraries, limits, network, ranks, sof
 from engine.doctor.check import Check, Checks, skipped
 from engine.doctor.rank import PARTS
 from engine.launch.checks import check_launch
-from engine.launch.launchers import allow_many_files
+from engine.launch.ready import Need, allow_many_files
 
 SECTIONS = ("software", "devices", "storage", "system", "network", "hosts")
 
@@ -36,8 +36,7 @@ def examine(config: Config, say: Callable[[str], None]) -> list[Check]:
     say("checking; this takes about 10 s")
     checks, logs = Checks(), Path(tempfile.mkdtemp(prefix="bytescale-doctor-"))
     kept = False
-    if config.cluster.hostfile:
-        allow_many_files()  # as `train` does; before the check of the limit, which ranks of this machine inherit
+    allow_many_files()  # as `train` does; before the check of the limit, which ranks of this machine inherit
     try:
         # The slow checks run at the same time, since they wait for other processes. Ranks need the main thread: only
         # there can their launcher handle signals.
@@ -61,7 +60,7 @@ def examine(config: Config, say: Callable[[str], None]) -> list[Check]:
 
             _storage(checks, config)
             here = [node.devices for node in cluster.nodes if is_local(node.host)] or [0]
-            need = limits.Need(max(here), cluster.ranks, len(cluster.nodes), uses_gpus(config))
+            need = Need(max(here), cluster.ranks, len(cluster.nodes), uses_gpus(config))
             for name, look in limits.CHECKS.items():
                 checks.add("system", name, look, need)
 
@@ -81,7 +80,7 @@ def _network(checks: Checks, cluster: Cluster, place: Path) -> None:
     """Check the network of this machine; if it is not broken, let two ranks use it, with their files in `place`."""
     others = [node.address for node in cluster.nodes if not is_local(node.host)]
     checks.add("network", "host name", network.host_name, bool(others))
-    connects = checks.add("network", "loopback", network.port)
+    connects = checks.add("network", "loopback", network.loopback)
     routes = checks.add("network", "interfaces", network.interfaces, os.environ, others)
     why = None if connects and routes else "the interfaces or connections above are broken"
     if find_spec("torch") is None:

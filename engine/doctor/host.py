@@ -19,8 +19,9 @@ from engine.cluster.gpus import visible_gpus
 from engine.control.link import Link
 from engine.doctor import network
 from engine.doctor.check import Check, Checks, failed, ok, skipped
-from engine.doctor.limits import CHECKS, Need
+from engine.doctor.limits import CHECKS
 from engine.doctor.software import Software
+from engine.launch.ready import Need
 from engine.selection import first_line
 
 _CONNECT_S = 5.0

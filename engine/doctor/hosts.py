@@ -10,7 +10,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,6 @@ from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.control.link import Link
 from engine.doctor.check import Check, Checks, failed, ok, warning
-from engine.doctor.limits import Need
-from engine.doctor.network import INTERFACES
 from engine.doctor.software import Software
 from engine.doctor.storage import PREFIX, nearest
 from engine.errors import PreflightError
@@ -31,6 +29,8 @@ from engine.files import new_file
 from engine.launch.agent import last_line
 from engine.launch.commands import over_ssh
 from engine.launch.environment import forwarded, needed_to_start
+from engine.launch.interface import INTERFACES
+from engine.launch.ready import Need
 from engine.safe_path import safe_path
 
 _PROGRAM = (sys.executable, "-m", "engine.doctor.host")
@@ -244,8 +244,8 @@ def _shared(host: _Host, folder: Path) -> Check:
 def _limits(host: _Host, ours: _Ours) -> list[Check]:
     """Let the host check its own limits, GPUs and interfaces."""
     peers = [ours.addresses[0]] if host.number else list(ours.addresses[1:2])
-    need = replace(ours.need, ranks=host.node.devices)
-    answers = host.ask("limits", asdict(need), ours.variables, peers)
+    need = ours.need._replace(ranks=host.node.devices)
+    answers = host.ask("limits", need._asdict(), ours.variables, peers)
     return [Check(**{**answer, "message": f"{host.node.host}: {answer['message']}"}) for answer in answers]
 
 

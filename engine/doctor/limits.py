@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from engine.cluster.available_memory import available_bytes, own_groups
+from engine.cluster.available_memory import available_bytes
 from engine.config.units import counted, format_bytes
 from engine.doctor.check import Check, failed, ok, warning
+from engine.launch.ready import SOCKETS, Need, most_threads
 
 SHARED = Path("/dev/shm")
 _FILES = 512  # that a rank or a launcher has open besides connections: libraries, documents, logs
 _FILES_PER_NODE = 3  # of the launcher: pipes to the agent, or to ssh
-_SOCKETS = {True: 0, False: 2}  # of a rank to each other one, by whether it uses GPUs: one for each group of gloo
 _THREADS = 128  # of a rank with its loaders and compilers
 _OTHER_THREADS = 256
 _RANK_BYTES = 1 << 30  # host memory of a rank besides tensors: the libraries of torch and CUDA
@@ -27,20 +24,10 @@ _SHARED = {True: 1 << 30, False: 1 << 24}
 _CONTAINER = "in a container: docker run --shm-size=1g, or an emptyDir with medium: Memory at /dev/shm"
 
 
-@dataclass(frozen=True)
-class Need:
-    """What decides how much a machine must allow."""
-
-    ranks: int  # on this machine
-    world: int  # ranks of all machines
-    nodes: int
-    gpus: bool
-
-
 def open_files(need: Need) -> Check:
     """Check the limit of open files and sockets of a process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    least = _FILES + max(_FILES_PER_NODE * need.nodes, _SOCKETS[need.gpus] * need.world)
+    least = _FILES + max(_FILES_PER_NODE * need.nodes, SOCKETS[need.gpus] * need.world)
     value = f"{_number(soft)} files"
     if _below(soft, least):
         hint = f"`ulimit -n {least}` before the start"
@@ -64,13 +51,8 @@ def locked_memory(need: Need) -> Check:
 
 def processes(need: Need) -> Check:
     """Check how many threads may run: the limit of the user, which root does not have, and that of the container."""
-    allowed = [] if os.geteuid() == 0 else [resource.getrlimit(resource.RLIMIT_NPROC)[0]]
-    for group in own_groups(Path("/proc"), Path("/sys/fs/cgroup")):
-        with suppress(OSError, ValueError):  # the root group has no such files, and "max" means no limit
-            most, now = (int((group / name).read_text()) for name in ("pids.max", "pids.current"))
-            allowed.append(most - now)
-    limits = [limit for limit in allowed if limit != resource.RLIM_INFINITY]
-    least, most = _OTHER_THREADS + _THREADS * need.ranks, min(limits, default=resource.RLIM_INFINITY)
+    least, most = _OTHER_THREADS + _THREADS * need.ranks, most_threads()
+    most = resource.RLIM_INFINITY if most is None else most
     value = f"{_number(most)} threads"
     if _below(most, least):
         message = f"{value} may run, but {counted(need.ranks, 'rank')} here need about {least:,}"

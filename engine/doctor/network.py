@@ -1,4 +1,4 @@
-"""Checks how ranks of this machine reach each other and other hosts: ports, the host's name, interfaces."""
+"""Checks how ranks of this machine reach each other and other hosts: loopback, the host's name, interfaces."""
 
 from __future__ import annotations
 
@@ -7,30 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from engine.config.units import counted
 from engine.doctor.check import Check, failed, ok, warning
-from engine.launch.agent import free_port
-from engine.launch.interface import interface_towards
-
-INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # variables that name interfaces
-_ANSWER_S = 5.0
+from engine.launch.interface import INTERFACES, interface_problem, interface_towards, loopback_problem
 
 
-def port() -> Check:
-    """Send a byte over a free port on the loopback interface, as ranks of one machine meet."""
-    number = free_port()
-    try:
-        with socket.create_server(("127.0.0.1", number)) as server:
-            server.settimeout(_ANSWER_S)
-            with socket.create_connection(("127.0.0.1", number), _ANSWER_S) as client:
-                client.sendall(b"1")
-                with server.accept()[0] as taken:
-                    taken.settimeout(_ANSWER_S)
-                    if taken.recv(1) == b"1":
-                        return ok("loopback", "a connection to a free port works", "works")
-        why = "nothing arrived"
-    except OSError as error:
-        why = str(error)
-    hint = "check that the interface lo is up (`ip link show lo`) and that no firewall blocks it"
-    return failed("loopback", f"ranks of this machine cannot connect to each other: {why}", hint, "broken")
+def loopback() -> Check:
+    """Send a byte over a free port on the loopback interface, as ranks of one machine connect."""
+    if problem := loopback_problem():
+        return failed("loopback", problem.message, problem.hint or "", "broken")
+    return ok("loopback", "a connection to a free port works", "works")
 
 
 def host_name(several: bool) -> Check:
@@ -54,15 +38,13 @@ def interfaces(variables: Mapping[str, str], peers: Sequence[str]) -> Check:
 
     Peers whose names do not resolve are left out: the checks of these hosts say so.
     """
-    name, present = "interfaces", [name for _, name in socket.if_nameindex()]
-    for variable in INTERFACES:
-        wanted = variables.get(variable)
-        if wanted and not _matches(variable, wanted, present):
-            message = f"{variable}={wanted} names no interface of this machine, which has {', '.join(present)}"
-            return failed(name, message, f"unset {variable}, and each host finds its interface itself", variable)
+    name, present = "interfaces", socket.if_nameindex()
+    if problem := interface_problem(variables):
+        variable = (problem.key or "").partition("=")[0]
+        return failed(name, f"{problem.key} {problem.message}", problem.hint or "", variable)
     routes = {peer: interface_towards(peer) for peer in peers}
     if lost := [peer for peer, found in routes.items() if found is None and _resolves(peer)]:
-        message = f"there is no IPv4 route to {', '.join(lost[:3])}" + (" and others" if len(lost) > 3 else "")
+        message = f"there is no route to {', '.join(lost[:3])}" + (" and others" if len(lost) > 3 else "")
         hint = "check the route, and that its name has no loopback address in /etc/hosts: `getent hosts NAME`"
         return failed(name, message, hint, "no route")
     used = sorted({found for found in routes.values() if found is not None})
@@ -79,13 +61,3 @@ def _resolves(host: str) -> bool:
         return bool(socket.getaddrinfo(host, None))
     except OSError:
         return False
-
-
-def _matches(variable: str, wanted: str, present: Sequence[str]) -> bool:
-    """Return whether a variable chooses an interface: gloo takes names, NCCL prefixes, `=` names and `^` exclusions."""
-    if variable == "GLOO_SOCKET_IFNAME":
-        return all(name in present for name in wanted.split(","))
-    names = [name.partition(":")[0] for name in wanted.lstrip("^=").split(",")]
-    exact = wanted.lstrip("^").startswith("=")
-    chosen = [one for one in present if any(one == name if exact else one.startswith(name) for name in names)]
-    return len(chosen) < len(present) if wanted.startswith("^") else bool(chosen)

@@ -7,13 +7,15 @@ carry to other hosts:
 
 ```
  launcher                                        agent                                       rank
-    | <- hello: a free port -------------------- |
+    | <- hello --------------------------------- |
     | -- start: ranks, program, environment ---> | starts a process for each rank
     | <- listening: where its children connect - |
     | <- beats: where each rank is, each second  | <- at: step, phase, micro-batch ---------- |
     |                                            | <- planned_s: of the plan of this step --- |
     |                                            | <- reduce: a value to combine ------------ |
     |                                            | -- result: what all ranks' values make --> |
+    |                                            | <- ask: about keys that all ranks share -- |
+    |                                            | -- answer -------------------------------> |
     | -- alive: each second -------------------> |
     | -- stop ---------------------------------> | -- stop: save and end -------------------> |
     | -- stacks, if no rank gets on -----------> | -- a signal: write stacks to the log ----> |
@@ -21,7 +23,8 @@ carry to other hosts:
     | -- kill ---------------------------------> | -- SIGKILL ------------------------------> |
 ```
 When the launcher is gone or silent, the agent kills its ranks and ends. The agents of all nodes are a tree, in which
-they combine values of ranks (engine/control/branch.py); an agent connects to its parent over TCP. Imports no torch.
+they combine values of ranks and pass on their questions (engine/control/branch.py); an agent connects to its parent
+over TCP. Imports no torch.
 
 An agent that somebody else has started (engine/launch/join.py) says `hello` when the launcher says `again`, before each
 start. It passes on that its scheduler asks it to stop (`asked`), and ends when the launcher says `end`.
@@ -51,7 +54,8 @@ from engine.control.signals import STOP_SIGNALS
 from engine.control.sockets import Listener, connect
 from engine.errors import ExitCode, PreflightError, Problem
 from engine.files import append
-from engine.launch.interface import interface_towards, listening_address
+from engine.launch.interface import interface_towards, listening_address, loopback_interface
+from engine.launch.ready import Need, allow_many_files, unready
 from engine.run.cause import Cause
 from engine.run.folder import RunFolder
 
@@ -210,7 +214,7 @@ class Agent:
         self.close()
         self._silence_s = math.inf  # a launcher that plans the next start says nothing for a while
         self._told_asked = False  # what was asked between two starts counts too
-        self._launcher.send(hello={"port": free_port()})
+        self._launcher.send(hello=True)
 
     def pass_on(self, number: int) -> None:
         """Tell the launcher, with the next report, that a scheduler has sent this signal to the agent."""
@@ -251,18 +255,29 @@ class Agent:
     def _start(self, job: dict[str, Any]) -> None:
         """Start the ranks of a job."""
         self._folder = folder = RunFolder(Path(job["folder"]))
-        # With TORCHELASTIC_USE_AGENT_STORE rank 0 would look for torchrun's store instead of opening one for the ranks.
+        # Ranks are not those of the torchrun that may have started this process.
         own = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
         environment = {**own, **job["environment"], "LOCAL_WORLD_SIZE": str(len(job["ranks"]))}
         if not job["alone"]:
             self._silence_s = SILENCE_S
-        if job["peer"] is not None and (name := interface_towards(job["peer"])):
+        # The launcher has checked its own host, but with its own variables.
+        world = int(environment.get("WORLD_SIZE") or len(job["ranks"]))
+        need = Need(len(job["ranks"]), world, 1 if job.get("tree") is None else 2, bool(job.get("gpus")))
+        problem = unready(need, environment)
+        name = job["peer"] and interface_towards(job["peer"])
+        if name is None and job.get("tree") is None:  # the only node: nobody outside needs to reach its ranks
+            name = loopback_interface()
+        if name:
             environment.setdefault("GLOO_SOCKET_IFNAME", name)
             environment.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without =, any name that begins so
         threads = max((os.cpu_count() or 1) // len(job["ranks"]), 1)
         environment["OMP_NUM_THREADS"] = environment.get("OMP_NUM_THREADS") or str(threads)
         try:
             self._branch = self._join(job, environment)
+            if problem is not None:
+                self._branch.close()
+                self._branch = None
+                raise PreflightError(f"{problem.key}: {problem.message}", hint=problem.hint)
         except OSError as error:
             for number, _ in job["ranks"]:
                 # If the parent is gone, the launcher notices that too, and must take it for the first failure.
@@ -407,18 +422,12 @@ def last_line(log: Path, start: int) -> str:
     return ""
 
 
-def free_port() -> int:
-    """Find a TCP port that is free now; another process may still take it before the ranks do."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
 def main() -> None:
     """Run the agent of this node."""
     # The launcher decides when ranks end; its own end is noticed. Signals that are ignored would be so in ranks, too.
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: None)
+    allow_many_files()  # for its ranks: ssh starts it with the usual limit
     output = os.dup(1)
     os.dup2(2, 1)  # what else is printed must not be among the messages
     os.write(output, b"\n")  # ends the line of a shell that greets

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 from engine.cluster.cluster import Cluster
 from engine.cluster.gpus import least_gpu_memory, pytorch_without_cuda, unusable, visible_gpus
+from engine.cluster.hostfile import ONCE
 from engine.cluster.hosts import is_local, is_loopback
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.config.units import counted, format_apart
 from engine.errors import ConfigError, Problem
+from engine.launch.interface import addresses_of
+
+_LOOKUPS = 64  # of host names at once
 
 
 def check_launch(config: Config, cluster: Cluster, launcher: str | None) -> None:
@@ -47,6 +54,32 @@ def not_launchable(config: Config, cluster: Cluster, joins: bool = False) -> lis
         hint = "add --hostfile FILE, or --launcher slurm or k8s; `plan` and `train --dry-run` need no hosts"
         problems.append(Problem("several nodes need a hostfile", key, hint))
     return problems
+
+
+def same_host(cluster: Cluster, resolve: bool) -> Problem | None:
+    """Return the problem if two nodes are one host: ranks of both would use the same GPUs and memory.
+
+    Names of this machine are known; with `resolve`, those that have an address in common are one host too.
+    """
+    here = {address for _, name in socket.if_nameindex() for address in addresses_of(name)}
+
+    def resolved(host: str) -> set[str]:
+        with suppress(OSError, UnicodeError):  # nobody knows the name, which ssh will report
+            return {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        return set()
+
+    seen = dict[str, str]()  # hosts by address; those of this machine by an empty text
+    with ThreadPoolExecutor(_LOOKUPS) as pool:
+        names = [node.address for node in cluster.nodes]
+        found = pool.map(resolved, names) if resolve else ({name} for name in names)
+        for node, addresses in zip(cluster.nodes, found, strict=True):
+            local = is_local(node.address) or not here.isdisjoint(addresses)
+            for address in {""} if local else addresses:
+                other = seen.setdefault(address, node.host)
+                if other != node.host:
+                    why = "this machine" if local else f"the host with the address {address}"
+                    return Problem(f"{other} and {node.host} are both {why}", "cluster.hostfile", ONCE)
+    return None
 
 
 def gpu_problem(config: Config, cluster: Cluster) -> Problem | None:

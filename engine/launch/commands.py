@@ -78,8 +78,7 @@ def node_commands(
     alone = all(is_local(node.host) for node in cluster.nodes)
     folders = [str(folder.root.absolute()), *([str(checkpoint)] if checkpoint else [])]
     program = [sys.executable, "-m", *(module or ("engine.trainer", *folders))]
-    master = joined_at or ("127.0.0.1" if alone else addresses[0])
-    shared = {"MASTER_ADDR": master, **_of_all_ranks(cluster.ranks, config)}
+    shared = _of_all_ranks(cluster.ranks, config)
     users, commands, first = forwarded(os.environ, cluster).variables, [], 0
     agent = (sys.executable, "-m", "engine.launch.agent")
     for number, node in enumerate(cluster.nodes[:limit]):
@@ -88,6 +87,7 @@ def node_commands(
             "folder": str(folder.root.absolute()),
             "ranks": [[rank, program] for rank in range(first, first + node.devices)],
             "environment": shared if here or joined_at else {**users, **shared},
+            "gpus": uses_gpus(config),
             "alone": alone,  # with the launcher on one machine, so no network can be cut
             # The route to it has the interface that other hosts reach: from the first host, that to the second.
             "peer": joined_at or (None if alone or len(addresses) == 1 else addresses[0 if number else 1]),

@@ -7,17 +7,21 @@ connect to themselves. With the name of the interface, gloo and NCCL advertise i
 from __future__ import annotations
 
 import fcntl
+import ipaddress
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
-from engine.errors import PreflightError
+from engine.errors import PreflightError, Problem
 
 _SIOCGIFADDR = 0x8915  # asks Linux for the IPv4 address of an interface (netdevice(7))
 _ANY_PORT = 9
 _ANYWHERE = "192.0.2.1"  # reserved for documentation (RFC 5737), so the default route leads to it
 _LOOPBACK = "127.0.0.1"
+_ANSWER_S = 5.0
+GLOO, NCCL = INTERFACES = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"  # variables that name interfaces
 
 
 def address_towards(host: str) -> str | None:
@@ -31,11 +35,82 @@ def address_towards(host: str) -> str | None:
 
 
 def interface_towards(host: str) -> str | None:
-    """Return the interface that has the address `address_towards(host)`; None if there is none, or it is not IPv4."""
+    """Return the interface that has the address `address_towards(host)`; None if there is none."""
     address = address_towards(host)
-    if address is None:
-        return None
-    return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), None)
+    return None if address is None else _interface_with(address)
+
+
+def interface_problem(variables: Mapping[str, str]) -> Problem | None:
+    """Return the problem if a variable names an interface that this host does not have, or one without an address."""
+    present = [name for _, name in socket.if_nameindex()]
+    for variable in INTERFACES:
+        wanted = variables.get(variable)
+        if not wanted:
+            continue
+        chosen = _chosen(variable, wanted, present)
+        if not chosen:
+            message = f"names no interface of {socket.gethostname()}, which has {', '.join(present)}"
+        elif without := [name for name in chosen if not addresses_of(name)]:
+            if variable == NCCL and len(without) < len(chosen):  # NCCL leaves them out
+                continue
+            message = f"names {', '.join(without)}, which has no IPv4 or IPv6 address on {socket.gethostname()}"
+        else:
+            continue
+        return Problem(message, f"{variable}={wanted}", f"unset {variable}, and each host finds its interface itself")
+    return None
+
+
+def _chosen(variable: str, wanted: str, present: Sequence[str]) -> list[str]:
+    """Return the interfaces that a variable chooses; none if one of its names is that of no interface.
+
+    gloo takes names, NCCL prefixes, `=` names and `^` exclusions.
+    """
+    if variable == GLOO:
+        names = wanted.split(",")
+        return names if set(names) <= set(present) else []
+    names = [name.partition(":")[0] for name in wanted.lstrip("^=").split(",")]
+    exact = wanted.lstrip("^").startswith("=")
+    named = [one for one in present if any(one == name if exact else one.startswith(name) for name in names)]
+    return [one for one in present if one not in named] if wanted.startswith("^") else named
+
+
+def loopback_problem() -> Problem | None:
+    """Return the problem if processes of this host cannot connect to each other, over IPv4 or IPv6."""
+    why = "there is no loopback address"
+    for family, address in ((socket.AF_INET, _LOOPBACK), (socket.AF_INET6, "::1")):
+        try:
+            with socket.create_server((address, 0), family=family) as server:
+                server.settimeout(_ANSWER_S)
+                with socket.create_connection(server.getsockname()[:2], _ANSWER_S) as client:
+                    client.sendall(b"1")
+                    with server.accept()[0] as taken:
+                        taken.settimeout(_ANSWER_S)
+                        if taken.recv(1) == b"1":
+                            return None
+            why = "nothing arrived"
+        except OSError as error:
+            why = why if family == socket.AF_INET6 else error.strerror or str(error)
+    hint = "check that the interface lo is up (`ip link show lo`) and that no firewall blocks it"
+    return Problem(f"processes of {socket.gethostname()} cannot connect to each other: {why}", "loopback", hint)
+
+
+def loopback_interface() -> str | None:
+    """Return the interface that leads to this host only; None if there is none that is up."""
+    return next(filter(None, map(_interface_with, (_LOOPBACK, "::1"))), None)
+
+
+def _interface_with(address: str) -> str | None:
+    """Return the interface that has an address; None if there is none."""
+    return next((name for _, name in socket.if_nameindex() if address in addresses_of(name)), None)
+
+
+def addresses_of(interface: str) -> list[str]:
+    """Return the IPv4 address of an interface, if it has one, and those of IPv6."""
+    first, found = _address_of(interface), list[str]()
+    with suppress(OSError):  # a kernel without IPv6
+        lines = [line.split() for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()]
+        found = [str(ipaddress.IPv6Address(int(line[0], 16))) for line in lines if line[-1] == interface]
+    return [*([first] if first else []), *found]
 
 
 def listening_address(environment: Mapping[str, str], peer: str | None) -> str:

@@ -39,7 +39,8 @@ from engine.launch.agent import Agent
 from engine.launch.commands import NodeCommand
 from engine.launch.interface import own_address
 from engine.launch.joined import Joined
-from engine.launch.launchers import Loss, Starts, allow_many_files, how_to_resume
+from engine.launch.launchers import Loss, Starts, how_to_resume
+from engine.launch.ready import allow_many_files
 from engine.readers import MIB, open_regular, parse_object
 from engine.run.folder import RunFolder
 

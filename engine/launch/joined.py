@@ -2,8 +2,9 @@
 
 | started by | variables |
 |---|---|
-| torchrun | TORCHELASTIC_RUN_ID, RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK |
-| srun | SLURM_STEP_ID, SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NUM_NODES, SLURM_NODEID, SLURM_LOCALID |
+| torchrun | TORCHELASTIC_RUN_ID, RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE |
+| srun | SLURM_STEP_ID, SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NUM_NODES, SLURM_STEP_TASKS_PER_NODE,
+SLURM_NODEID, SLURM_LOCALID |
 | Kubernetes | JOB_COMPLETION_INDEX; BYTESCALE_NODES and BYTESCALE_JOB from the manifest of `--launcher k8s` |
 | others | RANK, WORLD_SIZE, MASTER_ADDR, perhaps MASTER_PORT, LOCAL_RANK and LOCAL_WORLD_SIZE |
 
@@ -88,6 +89,12 @@ def joined(environment: Mapping[str, str], terminal: bool = False) -> Joined | N
         if terminal and "SLURM_PTY_PORT" in environment:
             return None
         total, nodes = number("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS")), number("SLURM_STEP_NUM_NODES")
+        tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
+        if len(_counts(tasks)) > 1:
+            message = f"srun has started {tasks} tasks on {counted(nodes, 'node')}: nodes need equal numbers"
+            raise ConfigError(
+                message, key="SLURM_STEP_TASKS_PER_NODE", hint="start one task on each node: srun -n NODES"
+            )
         attempt = number("SLURM_RESTART_COUNT", "0")
         job = f"{environment.get('SLURM_JOB_ID')}.{environment['SLURM_STEP_ID']}.{attempt}"
         place = Joined(
@@ -104,12 +111,17 @@ def joined(environment: Mapping[str, str], terminal: bool = False) -> Joined | N
         node = number("GROUP_RANK", str(rank // max(processes, 1)))
         local = number("LOCAL_RANK", str(rank % max(processes, 1)))
         of_ranks = "LOCAL_WORLD_SIZE" in environment
-        nodes = total // max(processes, 1)
+        nodes = number("GROUP_WORLD_SIZE", str(total // max(processes, 1)))
         place = Joined(by, f"{':'.join(parts)}.{attempt}", node, nodes, local, processes, of_ranks, attempt > 0)
     if place.processes < 1 or place.processes * place.nodes != total:
         message = f"{by} has started {counted(total, 'task')} on {counted(nodes, 'node')}: nodes need equal numbers"
         raise ConfigError(message, key="cluster.nodes", hint="start one process on each node")
     return place
+
+
+def _counts(tasks: str) -> set[str]:
+    """Return the different numbers of tasks in a list of Slurm, such as `8(x2),4`, which stands for 8, 8, 4."""
+    return {one.partition("(")[0].strip() for one in tasks.split(",") if one.strip()}
 
 
 # The first whose variables are all set has started this process.

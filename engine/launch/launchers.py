@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import secrets
 import shutil
 import signal
@@ -29,12 +28,12 @@ from engine.errors import ExitCode, PreflightError
 from engine.files import append
 from engine.launch.agent import last_line
 from engine.launch.commands import NodeCommand
+from engine.launch.ready import allow_many_files
 from engine.run.checkpoints import newest_first, step_of
 from engine.run.folder import RunFolder
 
 _SSH_FAILED = 255
 _GRACE_S = 5.0  # for an agent to end
-_FILES = 1 << 16  # open at once: two for each node
 
 
 class Loss(NamedTuple):
@@ -179,14 +178,6 @@ class Starts:
                 os.killpg(agent.process.pid, signal.SIGKILL)
             agent.process.wait()
         self._agents = []
-
-
-def allow_many_files() -> None:
-    """Let this process open more files than the usual 1,024, as far as its hard limit allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def how_to_resume(folder: RunFolder) -> str:

@@ -45,7 +45,8 @@ class Patience:
         self._planned = dict[int, float]()  # seconds that the plan of the rank's step takes
         self._reported = False
         self._moved = now()  # when a rank last began another part
-        self.begun = False  # whether a rank has begun a step
+        self._first: int | None = None  # the first step of which a rank was seen
+        self.begun = False  # whether a rank has begun to compute it
         self._last: int | None = None  # the last finished step
         self._steps = deque[tuple[float, float]](maxlen=_REMEMBERED)  # seconds of each: planned, measured
 
@@ -63,7 +64,10 @@ class Patience:
             return
         self._places[rank] = place
         self._moved = max(self._moved, since)
-        self.begun |= place[0] > 0
+        step, phase, _ = place
+        if step:
+            self._first = step if self._first is None else self._first
+            self.begun |= step > self._first or phase != "plan"
 
     def expect(self, rank: int, planned_s: float | None, measured: Sequence[Any] | None) -> None:
         """Note how long the plan of a rank's step takes, and of its last finished step: number, planned, measured."""
@@ -76,6 +80,11 @@ class Patience:
         if self._last is not None and step > self._last:
             self._steps.append((planned, seconds))
         self._last = max(step, self._last or 0)
+
+    @property
+    def starting(self) -> bool:
+        """Whether ranks report where they are, and none has begun to compute a step: it may wait for its first plan."""
+        return self._reported and not self.begun
 
     def forget(self, rank: int) -> None:
         """Note that a rank has ended."""

@@ -85,7 +85,7 @@ class _Node:
     log: Path
     link: Link | None = None  # None: it has not been reached yet, or is gone
     heard: float = 0.0  # a time of the clock
-    hello: dict[str, Any] | None = None
+    hello: bool = False  # whether it is ready to start ranks
     stopped_since: dict[int, float] = field(default_factory=dict)
 
     def send(self, **message: Any) -> None:
@@ -151,7 +151,7 @@ class _Nodes:
             node.send(**message)
 
     def start(self) -> None:
-        """Let the agents start the ranks. They meet at the port that the first agent has found.
+        """Let the agents start the ranks.
 
         The first agent starts at once, each other one when its parent in the tree of agents listens.
         """
@@ -161,13 +161,10 @@ class _Nodes:
 
     def _start(self, number: int, parent: list[Any] | None) -> None:
         """Let an agent start its ranks, and connect to its parent, which is given by address and port."""
-        node, first = self.nodes[number], self.nodes[0].hello
-        assert first is not None
+        node = self.nodes[number]
         secret = self._launcher.secret_for(number)
         tree = {"parent": parent, "children": len(children(number, len(self.nodes))), "secret": secret}
-        environment = {**node.command.job["environment"], "MASTER_PORT": str(first["port"])}
-        alone = len(self.nodes) == 1
-        node.send(start={**node.command.job, "environment": environment, "tree": None if alone else tree})
+        node.send(start={**node.command.job, "tree": None if len(self.nodes) == 1 else tree})
         self._started.add(number)
 
     def look(self, seconds: float) -> None:
@@ -198,8 +195,8 @@ class _Nodes:
         """Note what an agent has said."""
         self.asked_to_stop |= "asked" in message
         if "hello" in message:
-            node.hello = message["hello"]
-        if node.hello is None:
+            node.hello = True
+        if not node.hello:
             return  # the rest is about ranks of an earlier start
         if "listening" in message:
             for child in children(node.number, len(self.nodes)):
@@ -231,7 +228,7 @@ class _Nodes:
         assert node.link is not None
         self._selector.unregister(node.link)
         node.link = None
-        what, code, hint = self._launcher.lost(node.number, node.hello is not None, silent_s)
+        what, code, hint = self._launcher.lost(node.number, node.hello, silent_s)
         cause = Cause(code, Problem(f"{node.command.host} {what}", hint=hint), whole=True)
         for rank in node.command.ranks:
             self.ends.setdefault(rank, End(code, time.time(), cause, ""))
@@ -264,29 +261,16 @@ def run_ranks(
     launcher = launcher or Starts()
     with _stop_requests() as requests:
         try:
-            for may_restart in (True, False):
-                with _Nodes(commands, folder, launcher, paces) as nodes:
-                    _wait_for_agents(nodes, launcher, requests)
-                    if requests or nodes.asked_to_stop:
-                        raise stopped_on_request(folder, bool(newest_first(folder.checkpoints)))
-                    nodes.start()
-                    _wait(nodes, requests, folder, unfailing(tick), unfailing(say))
-                    asked = max(_urgency(requests), nodes.asked_to_stop)
-                if not (may_restart and _port_was_taken(nodes) and not asked):
-                    break
-                taken = "another process has taken the port at which ranks meet"
-                unfailing(say)(f"{taken}; starting them again with another")
+            with _Nodes(commands, folder, launcher, paces) as nodes:
+                _wait_for_agents(nodes, launcher, requests)
+                if requests or nodes.asked_to_stop:
+                    raise stopped_on_request(folder, bool(newest_first(folder.checkpoints)))
+                nodes.start()
+                asked = _wait(nodes, requests, folder, unfailing(tick), unfailing(say))
             _raise_first_failure(nodes.ends, nodes.hosts, folder, asked)
         except RankError as error:
             error.asked = bool(requests) or nodes.asked_to_stop
             raise
-
-
-def _port_was_taken(nodes: _Nodes) -> bool:
-    """Whether ranks have failed because a process took their port after the first agent had found it."""
-    messages = [end.cause.problem.message for end in nodes.ends.values() if end.cause is not None]
-    taken = any(sign in message for message in messages for sign in ("EADDRINUSE", "ddress already in use"))
-    return taken and not nodes.patience.begun
 
 
 def _wait_for_agents(nodes: _Nodes, launcher: Launcher, requests: Sequence[int]) -> None:
@@ -340,8 +324,12 @@ def _by_cause(problems: Sequence[tuple[str, Problem]], logs: Path) -> list[Probl
 
 def _wait(
     nodes: _Nodes, requests: Sequence[int], folder: RunFolder, tick: Callable[[], None], say: Callable[[str], None]
-) -> None:
-    """Wait for all ranks; after a failure, only for the grace period. Raises RankError if they hang."""
+) -> int:
+    """Wait for all ranks; after a failure, only for the grace period. Returns the urgency of the requests to stop.
+
+    While ranks have not begun the first step of this start, there is nothing to finish: a request ends them at once.
+    Raises RankError if they hang.
+    """
     deadline, asked = None, 0
     while len(nodes.ends) < len(nodes.hosts) and (deadline is None or time.monotonic() < deadline):
         nodes.look(_POLL_S)
@@ -351,8 +339,15 @@ def _wait(
         if max(_urgency(requests), nodes.asked_to_stop) > asked:
             nodes.ask(**{"kill" if asked else "stop": True})
             if not asked:
-                say("stopping after this step, with a checkpoint; press Ctrl-C again to stop immediately")
+                say(
+                    "stopping: no step has begun"
+                    if nodes.patience.starting
+                    else "stopping after this step, with a checkpoint; press Ctrl-C again to stop immediately"
+                )
             asked += 1
+        if asked == 1 and nodes.patience.starting:
+            nodes.ask(kill=True)
+            asked = 2
         tick()
         if deadline is None and (rank := nodes.stopped()) is not None:
             where = nodes.patience.where(rank)
@@ -366,6 +361,7 @@ def _wait(
             hint = f"what its threads do is in its log; {how_to_resume(folder)}"
             raise RankError(hang.message, ExitCode.HANG, folder.log(hang.rank), hint)
     tick()
+    return max(asked, _urgency(requests), nodes.asked_to_stop)
 
 
 def _urgency(requests: Sequence[int]) -> int:

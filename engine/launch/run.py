@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from engine.cluster.hosts import is_local
+from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.cost.model import Costs
 from engine.errors import ConfigError, MemoryFitError, PreflightError, Problem
@@ -17,7 +19,7 @@ from engine.fit.host import host_problem, tight, waits_for_checkpoints
 from engine.fit.machine import on_this_machine
 from engine.folders import remove_ruins
 from engine.launch import prepare
-from engine.launch.checks import check_launch, gpu_problem, idle_gpus, not_launchable
+from engine.launch.checks import check_launch, gpu_problem, idle_gpus, not_launchable, same_host
 from engine.launch.copies import copies
 from engine.launch.dry_run import PLANNED, dry_run_of
 from engine.launch.environment import environment_problem
@@ -26,6 +28,7 @@ from engine.launch.launch import Launch
 from engine.launch.outcome import facts, outcome
 from engine.launch.place import check_place
 from engine.launch.ranks import unfailing
+from engine.launch.ready import Need, unready
 from engine.launch.say import OnStep, Say
 from engine.launch.stragglers import with_speeds
 from engine.launch.supervise import requests_to_stop, supervise
@@ -105,13 +108,18 @@ def _checked(launch: Launch, launcher: str | None, dry_run: bool) -> tuple[Launc
     config, cluster = launch.config, launch.cluster
     check_launch(config, cluster, launcher)
     refused = not_launchable(config, cluster, joins is not None)
+    if config.cluster.hostfile is not None and (twice := same_host(cluster, resolve=not dry_run)):
+        refused.append(twice)
     check_fit(config, {"cluster.nodes"})  # the nodes are those of this start, so more are not suggested
     if refused and not dry_run:
         raise ConfigError.of(refused)
     of_gpus = gpu_problem(config, cluster)
-    unready = [problem for problem in (of_gpus, environment_problem(config, os.environ)) if problem]
-    if unready and not dry_run:
-        raise PreflightError.of(unready)
+    here = sum(node.devices for node in cluster.nodes if is_local(node.host))
+    need = Need(here, cluster.ranks, len(cluster.nodes), uses_gpus(config))
+    of_host = unready(need, os.environ) if here and not dry_run else None  # a dry run may describe another machine
+    problems = [problem for problem in (of_gpus, environment_problem(config, os.environ), of_host) if problem]
+    if problems and not dry_run:
+        raise PreflightError.of(problems)
     if of_gpus is None:  # else this is not the machine on which the run will be
         config, lowered = on_this_machine(config, cluster)
         launch = replace(launch, config=config)
@@ -119,7 +127,7 @@ def _checked(launch: Launch, launcher: str | None, dry_run: bool) -> tuple[Launc
             if line:
                 say(line)
     check_place(launch.folder, config)
-    return launch, [*refused, *unready]
+    return launch, [*refused, *problems]
 
 
 def _begin(launch: Launch, start: prepare.Start) -> None:

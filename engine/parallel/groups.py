@@ -6,14 +6,17 @@
 - with tensor, pipeline or expert parallelism, those of axes.py.
 
 Plan digests, checks and errors go through the agents of the nodes (`control`), not through a process group: gloo would
-connect every two ranks.
+connect every two ranks. So do the addresses of the ranks, through which the groups connect (store.py).
 """
 
 from __future__ import annotations
 
 import os
+import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +29,7 @@ from engine.config.schema import Config
 from engine.control.control import Control
 from engine.errors import PreflightError
 from engine.parallel.axes import Axes
+from engine.parallel.store import store_of
 
 _TIMEOUT = timedelta(minutes=30)
 
@@ -62,12 +66,12 @@ class Groups:
 def join_groups(config: Config, control: Control) -> Groups:
     """Initialise `torch.distributed` and create the process groups. Collective: all ranks must call it.
 
-    `control` is this rank's link to its agent. Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from the
-    environment, which the agent sets. Uses NCCL if the config trains on GPUs, else gloo. Raises PreflightError if
+    `control` is this rank's link to its agent. Reads RANK, WORLD_SIZE and LOCAL_RANK from the environment, which the
+    agent sets. Uses NCCL if the config trains on GPUs, else gloo. Raises PreflightError if
     PyTorch cannot use the GPUs, or if one of several ranks has no agent.
     """
     gpus = uses_gpus(config)
-    local_rank = int(os.environ["LOCAL_RANK"])
+    rank, ranks, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     device = torch.device("cuda", local_rank) if gpus else torch.device("cpu")
     backend = "nccl" if gpus else "gloo"
     options = None
@@ -81,10 +85,17 @@ def join_groups(config: Config, control: Control) -> Groups:
         # At equal priority the GPU schedules the blocks of a running attention kernel first, so that transfers wait.
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options._timeout = _TIMEOUT  # `new_group` warns if it differs from its argument
-    dist.init_process_group(backend, timeout=_TIMEOUT, device_id=device if gpus else None)
-    if control.agent is None and dist.get_world_size() > 1:
+    if control.agent is None and ranks > 1:
         raise PreflightError("this rank has no agent", hint="start ranks with `bytescale train`")
-    mesh = Mesh.of(dist.get_world_size(), config.parallel)
+    dist.init_process_group(
+        backend,
+        timeout=_TIMEOUT,
+        store=store_of(control),
+        rank=rank,
+        world_size=ranks,
+        device_id=device if gpus else None,
+    )
+    mesh = Mesh.of(ranks, config.parallel)
 
     def new_group(members: list[int], options: Any = None) -> dist.ProcessGroup:
         group: dist.ProcessGroup = dist.new_group(
@@ -94,6 +105,25 @@ def join_groups(config: Config, control: Control) -> Groups:
         dist.all_reduce(torch.zeros(1, device=device), group=group)
         return group
 
-    rings = new_group(mesh.members(dist.get_rank(), "hdp"), options)
-    axes = Axes.of(mesh, dist.get_rank(), new_group) if mesh.tp * mesh.pp * mesh.ep > 1 else None
-    return Groups(dist.get_rank(), mesh, device, rings, control, local_rank, axes)
+    rings = new_group(mesh.members(rank, "hdp"), options)
+    axes = Axes.of(mesh, rank, new_group) if mesh.tp * mesh.pp * mesh.ep > 1 else None
+    return Groups(rank, mesh, device, rings, control, local_rank, axes)
+
+
+def close_listeners() -> None:
+    """Close the ports at which the gloo groups of this process wait for members: all of them have connected.
+
+    gloo asks no one who connects for a secret. NCCL's ports stay open, because it connects later too; it closes
+    connections that do not begin with a random number of the communicator. gloo keeps the numbers of its sockets, so
+    each is replaced by one that is not connected, which also ends its watch in gloo's event loop.
+    """
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # of files that have just been closed
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as found:
+                if found.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    with socket.socket(found.family) as unconnected:
+                        os.dup2(unconnected.fileno(), int(entry.name), inheritable=False)

@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
         # Imported here, so that the rank already listens to its launcher, and a failed import is reported.
         with importing():
             from engine.config.load import read_resolved
-            from engine.parallel.groups import join_groups
+            from engine.parallel.groups import close_listeners, join_groups
             from engine.trainer.loop import Trainer
 
         progress.report("start")
@@ -56,6 +56,7 @@ def main(arguments: list[str]) -> int:
         if checkpoint is not None:
             trainer.verify(checkpoint)
         trainer.begin(checkpoint)
+        close_listeners()  # all groups are made
         code = trainer.run(lambda: stop() or (notice is not None and notice.exists()))
         trainer.close()  # not after an error: it would wait for ranks that may be gone, and delay the report
         return code

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from engine.cluster.available_memory import available_bytes, total_bytes
 
 
@@ -46,6 +48,30 @@ def test_total_memory_is_that_of_the_machine_or_the_limit_of_its_container(tmp_p
     assert total_bytes(proc, cgroups) == 99 * 1024
     (cgroups / "job" / "memory.max").write_text("5000\n")
     assert total_bytes(proc, cgroups) == 5000
+
+
+def test_a_job_that_is_throttled_before_it_is_killed(tmp_path: Path) -> None:
+    proc, cgroups = machine(tmp_path, 50, "job/step", most="9000", used=2000)
+    (cgroups / "job" / "step" / "memory.high").write_text("5000\n")
+    assert (available_bytes(proc, cgroups), total_bytes(proc, cgroups)) == (3100, 5000)
+    (cgroups / "job" / "step" / "memory.high").write_text("max\n")
+    assert (available_bytes(proc, cgroups), total_bytes(proc, cgroups)) == (7100, 9000)
+
+
+@pytest.mark.parametrize("inside", ["", "docker/abc"])
+def test_limits_of_version_1_count(tmp_path: Path, inside: str) -> None:
+    """In a container its own group is at the top, though /proc names the folder that it has outside."""
+    proc, cgroups = machine(tmp_path, 50)
+    (proc / "self" / "cgroup").write_text("5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n0::/docker/abc\n")
+    group = cgroups / "memory" / inside
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text("5000\n")
+    (group / "memory.usage_in_bytes").write_text("2000\n")
+    caches = "inactive_file 1\nactive_file 1\ntotal_inactive_file 60\ntotal_active_file 40\n"
+    (group / "memory.stat").write_text(f"cache 7\n{caches}")
+    assert (available_bytes(proc, cgroups), total_bytes(proc, cgroups)) == (3100, 5000)
+    (group / "memory.limit_in_bytes").write_text("9223372036854771712\n")  # no limit
+    assert (available_bytes(proc, cgroups), total_bytes(proc, cgroups)) == (50 * 1024, 99 * 1024)
 
 
 def test_a_system_that_reports_nothing(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ def test_the_address_of_a_host_has_no_user() -> None:
         ("old speed=50% slots=8", "'speed=50%' is not slots=N", "HOST slots=N"),
         ("old slots=8 rack=3", "'rack=3' is not speed=N% or memory=SIZE", "for example speed=50% memory=40GiB"),
         ("good slots=2", "host good appears twice", "list each host once, with all of its slots"),
+        ("GOOD slots=2", "host GOOD is also listed, as good", "list each host once, with all of its slots"),
+        ("me@good. slots=2", "host me@good. is also listed, as good", "list each host once"),
         ("-oProxyCommand=x slots=1", "'-oProxyCommand=x' is not a host name", "HOST slots=N"),
         ("me@-oProxyCommand slots=1", "'me@-oProxyCommand' is not a host name", "HOST slots=N"),
         ("a;reboot slots=1", "'a;reboot' is not a host name", "HOST slots=N"),
@@ -70,6 +72,11 @@ def test_a_malformed_line_is_reported_with_its_place(line: str, message: str, hi
     assert message in problem.message
     assert problem.key == "hosts:2"
     assert hint in str(problem.hint)
+
+
+def test_an_address_in_another_form_is_the_same_host() -> None:
+    with pytest.raises(ConfigError, match="host fe80:0::1 is also listed, as FE80::1"):
+        parse("FE80::1 slots=1\nfe80:0::1 slots=1", "hosts")
 
 
 def test_all_malformed_lines_are_reported_together() -> None:

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from engine.doctor import limits
-from engine.doctor.limits import Need
+from engine.launch import ready
+from engine.launch.ready import Need
 
 SMALL = Need(ranks=2, world=2, nodes=1, gpus=False)
 LARGE = Need(ranks=8, world=1024, nodes=128, gpus=True)
@@ -17,7 +17,7 @@ LARGE = Need(ranks=8, world=1024, nodes=128, gpus=True)
 def limited(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int = resource.RLIM_INFINITY) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    monkeypatch.setattr(limits, "own_groups", lambda proc, cgroups: [])
+    monkeypatch.setattr(ready, "own_groups", lambda proc, cgroups, controller: [])
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def limited(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int = resource.RLI
         (511, SMALL, "failed"),
         (895, LARGE, "failed"),
         (1024, LARGE, "ok"),
-        (1024, replace(LARGE, gpus=False), "failed"),
+        (1024, LARGE._replace(gpus=False), "failed"),
         (65536, LARGE, "ok"),
         (resource.RLIM_INFINITY, LARGE, "ok"),
     ],
@@ -48,7 +48,7 @@ def test_locked_memory_matters_to_networks_of_gpus(monkeypatch: pytest.MonkeyPat
     limited(monkeypatch, 8 << 20)
     assert limits.locked_memory(LARGE).state == "warning"
     assert limits.locked_memory(LARGE).value == "8.0 MiB"
-    assert limits.locked_memory(replace(LARGE, nodes=1)).state == limits.locked_memory(SMALL).state == "ok"
+    assert limits.locked_memory(LARGE._replace(nodes=1)).state == limits.locked_memory(SMALL).state == "ok"
     limited(monkeypatch, resource.RLIM_INFINITY)
     assert limits.locked_memory(LARGE).state == "ok"
 
@@ -60,7 +60,7 @@ def test_processes_of_a_user_and_of_a_container(tmp_path: Path, monkeypatch: pyt
     assert limits.processes(SMALL).state == "ok"
     (tmp_path / "pids.max").write_text("1000\n")
     (tmp_path / "pids.current").write_text("900\n")
-    monkeypatch.setattr(limits, "own_groups", lambda proc, cgroups: [tmp_path, tmp_path / "root"])
+    monkeypatch.setattr(ready, "own_groups", lambda proc, cgroups, controller: [tmp_path, tmp_path / "root"])
     found = limits.processes(SMALL)
     assert (found.state, found.value) == ("failed", "100 threads")
     (tmp_path / "pids.max").write_text("max\n")
@@ -86,7 +86,7 @@ def test_memory(free: int | None, state: str, monkeypatch: pytest.MonkeyPatch) -
         (1 << 20, SMALL, "failed"),
         (64 << 20, LARGE, "failed"),
         (1 << 30, LARGE, "ok"),
-        (64 << 20, replace(LARGE, ranks=1), "ok"),
+        (64 << 20, LARGE._replace(ranks=1), "ok"),
     ],
 )
 def test_shared_memory(free: int, need: Need, state: str, monkeypatch: pytest.MonkeyPatch) -> None:

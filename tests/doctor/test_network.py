@@ -5,6 +5,7 @@ import socket
 import pytest
 
 from engine.doctor import network
+from engine.launch import interface
 
 CARDS = ["lo", "eth0", "eth1", "ib0", "docker0"]
 
@@ -12,6 +13,7 @@ CARDS = ["lo", "eth0", "eth1", "ib0", "docker0"]
 @pytest.fixture(autouse=True)
 def cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(CARDS)))
+    monkeypatch.setattr(interface, "addresses_of", lambda name: [] if name == "docker0" else ["10.0.0.1"])
 
 
 @pytest.mark.parametrize(
@@ -30,20 +32,23 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> None:
         ("NCCL_SOCKET_IFNAME", "^docker,lo", True),
         ("NCCL_SOCKET_IFNAME", "^lo,eth,ib,docker", False),
         ("NCCL_SOCKET_IFNAME", "^=eth0", True),
+        ("GLOO_SOCKET_IFNAME", "docker0", False),
+        ("NCCL_SOCKET_IFNAME", "docker", False),
     ],
 )
 def test_names_of_interfaces(variable: str, wanted: str, fits: bool) -> None:
     found = network.interfaces({variable: wanted}, [])
     assert found.state == ("ok" if fits else "failed")
     if not fits:
-        assert found.message.startswith(f"{variable}={wanted} names no interface") and variable in str(found.hint)
+        why = "names docker0, which has no" if wanted.startswith("docker") else "names no interface"
+        assert found.message.startswith(f"{variable}={wanted} {why}") and variable in str(found.hint)
 
 
 def test_a_host_without_a_route_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "interface_towards", {"gpu-a": "eth1", "gpu-b": None}.get)
     monkeypatch.setattr(socket, "getaddrinfo", lambda name, port: [name])
     found = network.interfaces({}, ["gpu-a", "gpu-b"])
-    assert found.state == "failed" and found.message == "there is no IPv4 route to gpu-b"
+    assert found.state == "failed" and found.message == "there is no route to gpu-b"
     assert network.interfaces({}, ["gpu-a"]).value == "eth1"
 
 
@@ -58,11 +63,11 @@ def test_a_name_that_does_not_resolve_is_no_fault_of_interfaces(monkeypatch: pyt
     monkeypatch.setattr(network, "interface_towards", {"gpu-a": "eth1"}.get)
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     assert network.interfaces({}, ["gpu-b"]).state == "ok"
-    assert network.interfaces({}, ["gpu-b", "gpu-c"]).message == "there is no IPv4 route to gpu-c"
+    assert network.interfaces({}, ["gpu-b", "gpu-c"]).message == "there is no route to gpu-c"
 
 
 def test_the_loopback_interface() -> None:
-    assert network.port().state == "ok"
+    assert network.loopback().state == "ok"
 
 
 def test_a_loopback_interface_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +75,7 @@ def test_a_loopback_interface_that_is_down(monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError(101, "Network is unreachable")
 
     monkeypatch.setattr(socket, "create_connection", refuse)
-    found = network.port()
+    found = network.loopback()
     assert found.state == "failed" and "Network is unreachable" in found.message
 
 

@@ -24,7 +24,7 @@ import pytest
 from engine.control.link import Link
 from engine.control.sockets import Listener
 from engine.launch import agent as agents
-from engine.launch.agent import Agent, Beat, free_port, last_line, write_stacks
+from engine.launch.agent import Agent, Beat, last_line, write_stacks
 from engine.run.folder import RunFolder
 from tests.launch.nodes import WAITS, Launcher, job, real_rank
 
@@ -115,10 +115,11 @@ def test_other_hosts_are_reached_over_the_interface_of_the_route_unless_the_user
     agent = Agent(link)
     agent._start(job(folder, "pass", peer="beta"))
     agent._start(job(folder, "pass", peer="beta") | {"environment": {"NCCL_SOCKET_IFNAME": "ib"}})
-    agent._start(job(folder, "pass", peer="unreachable"))
+    several = {"tree": {"parent": None, "children": 0, "secret": "00"}}
+    agent._start(job(folder, "pass", peer="unreachable") | several)
     agent._start(job(folder, "pass"))
     names = [(one.get("GLOO_SOCKET_IFNAME"), one.get("NCCL_SOCKET_IFNAME")) for one in started]
-    assert names == [("eth7", "=eth7"), ("eth7", "ib"), (None, None), (None, None)]
+    assert names == [("eth7", "=eth7"), ("eth7", "ib"), (None, None), ("lo", "=lo")]
     link.close()
     other.close()
 
@@ -181,7 +182,10 @@ def test_a_program_that_cannot_be_started_is_a_cause(folder: RunFolder, launcher
 
 def test_an_agent_that_cannot_reach_its_parent_is_a_cause(folder: RunFolder, launcher: Launcher) -> None:
     """No rank starts: it would wait for the others without an end."""
-    tree = {"parent": ["127.0.0.1", free_port()], "children": 0, "secret": "00"}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    tree = {"parent": ["127.0.0.1", port], "children": 0, "secret": "00"}
     launcher.link.send(start=job(folder, SLEEPS, SLEEPS) | {"tree": tree})
     causes: list[Any] = [launcher.until("ended"), launcher.until("ended")]
     assert [one["ended"] for one in causes] == [0, 1] and {one["cause"]["code"] for one in causes} == {3}
@@ -424,11 +428,6 @@ def test_the_last_line_of_a_log_is_of_this_start(tmp_path: Path) -> None:
     with log.open("a") as file:
         file.write("x" * 10_000 + "\n  the end \n\n")
     assert last_line(log, 18) == "the end"
-
-
-def test_a_free_port_can_be_bound() -> None:
-    with socket.socket() as server:
-        server.bind(("", free_port()))
 
 
 def test_an_agent_starts_without_what_is_heavy() -> None:

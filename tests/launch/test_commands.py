@@ -18,11 +18,10 @@ from engine.run.folder import RunFolder
 CPUS, GPUS = load([]), load(["cluster=h100x8"])
 
 
-def test_local_ranks_share_one_agent_and_one_rendezvous(tmp_path: Path) -> None:
+def test_local_ranks_share_one_agent(tmp_path: Path) -> None:
     (command,) = node_commands(Cluster((Node("localhost", 3),), 2**30), RunFolder(tmp_path), None, GPUS)
     assert command.arguments == (sys.executable, "-m", "engine.launch.agent")
     assert command.ranks == [0, 1, 2]
-    assert command.job["environment"]["MASTER_ADDR"] == "127.0.0.1"
     assert command.job["environment"]["WORLD_SIZE"] == "3"
     assert command.job["peer"] is None and command.job["alone"], "they need no interface"
     programs = [program for _, program in command.job["ranks"]]
@@ -75,7 +74,7 @@ def test_agents_of_other_hosts_start_over_ssh_and_ranks_find_the_first_host(tmp_
     beta = commands[1]
     assert beta.arguments[0] == "ssh" and beta.arguments[-2] == "beta" and "BatchMode=yes" in beta.arguments
     assert shlex.split(beta.arguments[-1])[-3:] == [sys.executable, "-m", "engine.launch.agent"]
-    assert (beta.job["environment"]["WORLD_SIZE"], beta.job["environment"]["MASTER_ADDR"]) == ("4", "alpha")
+    assert beta.job["environment"]["WORLD_SIZE"] == "4"
     assert beta.job["folder"] == str(folder.root)
     assert [program[-2:] for _, program in beta.job["ranks"]] == [[str(folder.root), str(tmp_path / "step 1")]] * 2
 
@@ -83,7 +82,6 @@ def test_agents_of_other_hosts_start_over_ssh_and_ranks_find_the_first_host(tmp_
 def test_a_single_host_that_is_another_machine_has_no_peer(tmp_path: Path) -> None:
     (command,) = node_commands(Cluster((Node("alpha", 2),), 2**30), RunFolder(tmp_path), None, GPUS)
     assert command.job["peer"] is None and not command.job["alone"]
-    assert command.job["environment"]["MASTER_ADDR"] == "alpha"
 
 
 def test_ranks_find_a_host_without_the_user_of_its_ssh(tmp_path: Path) -> None:
@@ -91,7 +89,6 @@ def test_ranks_find_a_host_without_the_user_of_its_ssh(tmp_path: Path) -> None:
     cluster = Cluster((Node("me@alpha", 1), Node("me@beta", 1)), 2**30)
     first, second = node_commands(cluster, RunFolder(tmp_path), None, GPUS)
     assert first.arguments[-2] == first.host == "me@alpha"
-    assert first.job["environment"]["MASTER_ADDR"] == second.job["environment"]["MASTER_ADDR"] == "alpha"
     assert (first.job["peer"], second.job["peer"]) == ("beta", "alpha")
 
 
@@ -100,7 +97,7 @@ def test_a_first_host_that_is_this_machine_has_the_next_one_as_its_peer(tmp_path
     cluster = Cluster((Node(socket.gethostname(), 1), Node("beta", 1)), 2**30)
     first, second = node_commands(cluster, RunFolder(tmp_path), None, GPUS)
     assert first.arguments[0] == sys.executable and first.job["peer"] == "beta"
-    assert second.job["peer"] == socket.gethostname() == second.job["environment"]["MASTER_ADDR"]
+    assert second.job["peer"] == socket.gethostname()
 
 
 def test_hosts_that_are_this_machine() -> None:

@@ -45,6 +45,8 @@ def test_places() -> None:
     assert (of_srun.node, of_srun.nodes, of_srun.local, of_srun.processes) == (1, 2, 0, 1)
     by_ranks = place(**SRUN | {"SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "3", "SLURM_PROCID": "7"})
     assert (by_ranks.node, by_ranks.nodes, by_ranks.local, by_ranks.processes) == (1, 2, 3, 4)
+    even = place(**SRUN | {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"})
+    assert (even.nodes, even.processes) == (2, 4) and place(**TORCHRUN | {"GROUP_WORLD_SIZE": "2"}) == of_torchrun
     of_k8s = place(**K8S)
     assert (of_k8s.node, of_k8s.nodes, of_k8s.local, of_k8s.processes) == (2, 4, 0, 1)
     plain = place(RANK="1", WORLD_SIZE="2", MASTER_ADDR="a")
@@ -121,6 +123,12 @@ def test_contradictions_are_refused(given: str, message: str) -> None:
         (TORCHRUN | {"RANK": "x"}, "is x, not a number, though torchrun has started this process"),
         ({name: value for name, value in SRUN.items() if name != "SLURM_NODEID"}, "is missing, not a number"),
         (SRUN | {"SLURM_STEP_NUM_TASKS": "3"}, "srun has started 3 tasks on 2 nodes: nodes need equal numbers"),
+        (
+            SRUN | {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "5,3"},
+            "srun has started 5,3 tasks on 2 nodes: nodes need equal numbers",
+        ),
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "20", "SLURM_STEP_TASKS_PER_NODE": "8(x2),4"}, r"has started 8\(x2\),4 tasks"),
+        (TORCHRUN | {"GROUP_WORLD_SIZE": "3"}, "torchrun has started 8 tasks on 3 nodes"),
         (SRUN | {"SLURM_STEP_NUM_TASKS": "1"}, "srun has started 1 task on 2 nodes"),
     ],
 )

@@ -31,10 +31,10 @@ def test_only_hosts_that_are_reached_over_ssh_get_variables_of_this_environment(
     joined = Launch(load(["cluster.nodes=2", f"run.out={tmp_path}"]), print, joins)
     assert "NCCL_DEBUG" in by_ssh.forwarded().variables and by_ssh.forwarded().withheld == ["HF_TOKEN"]
     assert joined.forwarded() == ({}, [], [])
-    for launch, address, ssh in ((by_ssh, "alpha", True), (joined, "127.0.0.1", False)):
+    for launch, peer, ssh in ((by_ssh, "alpha", True), (joined, "127.0.0.1", False)):
         first, second = launch.commands(tmp_path / "step-00000001")
         assert ("ssh" in second.arguments, "NCCL_DEBUG" in second.job["environment"]) == (ssh, ssh)
-        assert first.job["environment"]["MASTER_ADDR"] == address
+        assert second.job["peer"] == peer
         assert second.job["ranks"][0][1][-1] == str(tmp_path / "step-00000001")
         assert launch.commands(None, limit=1)[0].ranks == first.ranks == list(range(launch.cluster.ranks // 2))
     assert joined.cluster.nodes[0].host == "localhost"

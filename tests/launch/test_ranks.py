@@ -56,6 +56,12 @@ def sends(*numbers: int) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), left.pop(0)) if left else None
 
 
+def sends_when(path: Path, number: int) -> Callable[[], None]:
+    """A tick that sends this process a signal once, as soon as there is a file."""
+    left = [number]
+    return lambda: os.kill(os.getpid(), left.pop()) if left and path.exists() else None
+
+
 def run(folder: RunFolder, *programs: str, tick: Callable[[], None] = lambda: None) -> None:
     run_ranks([node(folder, *programs)], folder, tick, lambda line: None)
 
@@ -400,25 +406,6 @@ def test_a_launcher_that_is_stopped_goes_on_afterwards(folder: RunFolder) -> Non
     assert process.wait(30) == 0
 
 
-def test_a_port_that_was_taken_is_chosen_again_once(folder: RunFolder) -> None:
-    said = list[str]()
-    cause = "DistNetworkError: The server socket has failed to listen on any local network address. name: EADDRINUSE"
-    once = f"""
-import os
-from pathlib import Path
-ports = Path({str(folder.root / "ports")!r})
-ports.open("a").write(os.environ["MASTER_PORT"] + " ")
-if len(ports.read_text().split()) == 1:
-    exec({fails(folder, 0, 0, 70, cause)!r})
-"""
-    run_ranks([node(folder, once)], folder, lambda: None, said.append)
-    assert len(set((folder.root / "ports").read_text().split())) == 2
-    assert said == ["another process has taken the port at which ranks meet; starting them again with another"]
-    always = fails(folder, 0, 0, 70, cause)
-    with pytest.raises(RankError, match="EADDRINUSE"):
-        run(folder, always)
-
-
 def test_a_request_that_comes_too_late_leaves_a_finished_run_a_success(folder: RunFolder) -> None:
     run(folder, "import time; time.sleep(0.3)", tick=sends(signal.SIGTERM))
 
@@ -431,6 +418,18 @@ def test_a_request_before_ranks_start_starts_none(folder: RunFolder) -> None:
             run_ranks([node(folder, marks, start=(sys.executable, "-c", asks))], folder, lambda: None, print)
         assert caught.value.code == code and not (folder.root / "started").exists()
         (folder.checkpoints / "step-00000001").mkdir(parents=True, exist_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("place", "code"), [("report('start')", 130), ("report('plan', step=7)", 130), ("report('data', step=7)", 75)]
+)
+def test_a_request_before_the_first_step_ends_the_run_at_once(folder: RunFolder, place: str, code: int) -> None:
+    """A rank that still starts, or waits for its first plan, may never come to the end of a step."""
+    waits = real_rank(folder).replace('report("forward", 1, step=3)', place)
+    waits = waits if code == 75 else waits.replace("while not stop():", "while True:")
+    with pytest.raises(PreemptedError) as caught:
+        run(folder, waits, tick=sends_when(folder.root / "up", signal.SIGTERM))
+    assert caught.value.code == code and (folder.root / "saved").exists() == (code == 75)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])

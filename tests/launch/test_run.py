@@ -306,8 +306,32 @@ def test_localhost_listed_with_other_hosts_is_refused(tmp_path: Path, name: str)
     with pytest.raises(ConfigError, match=f"{name} is listed with other hosts") as caught:
         train(config(tmp_path, f"cluster.hostfile={tmp_path / 'hosts'}"), dry_run=True)
     assert caught.value.problems[0].key == "cluster.hostfile"
+
+
+def test_two_names_of_this_machine_stop_a_launch(tmp_path: Path) -> None:
+    """Both would start ranks on the same GPUs, each as many as its slots."""
     (tmp_path / "hosts").write_text(f"localhost slots=1\n{socket.gethostname()} slots=1\n")
-    train(config(tmp_path, f"cluster.hostfile={tmp_path / 'hosts'}"), dry_run=True)
+    settings = config(tmp_path, f"cluster.hostfile={tmp_path / 'hosts'}")
+    (refused,) = train(settings, dry_run=True)["dry_run"]["refused"]
+    with pytest.raises(ConfigError) as caught:
+        train(settings)
+    (problem,) = caught.value.problems
+    assert refused["key"] == problem.key == "cluster.hostfile"
+    assert problem.message == f"localhost and {socket.gethostname()} are both this machine"
+
+
+def test_two_names_of_another_host_stop_a_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"alpha": ["10.0.0.7", "fd00::7"], "beta": ["10.0.0.8"], "gamma": ["fd00::7"]}
+
+    def look(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        return [(0, 0, 0, "", (address, 0)) for address in known[name]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look)
+    (tmp_path / "hosts").write_text("alpha slots=1\nbeta slots=1\nme@gamma slots=1\n")
+    settings = config(tmp_path, f"cluster.hostfile={tmp_path / 'hosts'}")
+    with pytest.raises(ConfigError, match="alpha and me@gamma are both the host with the address fd00::7"):
+        train(settings)
+    assert not (tmp_path / "run").exists()
 
 
 def test_missing_data_and_missing_checkpoints_are_reported_before_any_rank_starts(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -16,16 +14,16 @@ from engine.attention.comm import Exchange, RingComm
 from engine.cluster.mesh import Mesh
 from engine.config.load import load
 from engine.control.control import Control
+from engine.control.link import Link
 from engine.errors import PreflightError
 from engine.parallel.groups import join_groups
 from tests.world import control, run_world
 
 
-def joined(port: int) -> tuple[int, list[float], int]:
+def joined() -> tuple[int, list[float], int]:
     """On a rank of a mesh of hdp 2 and tp 2: its HDP rank, what a ring of both HDP ranks brings, and a sum."""
     dist.barrier()  # a group that a rank leaves while others still connect fails there
     dist.destroy_process_group()
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     config = load(["recipe=quickstart"])
     # A machine with one GPU: the device is that of the config's cluster, not cuda:LOCAL_RANK.
     torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: 1)
@@ -56,8 +54,6 @@ def test_transfers_of_rings_have_priority_over_attention_on_gpus(monkeypatch: py
     fakes = {
         "ProcessGroupNCCL": SimpleNamespace(Options=Options),
         "init_process_group": lambda *_, **__: None,
-        "get_world_size": lambda: 2,
-        "get_rank": lambda: 1,
         "new_group": new_group,
         "all_reduce": lambda *_, **__: None,
     }
@@ -66,8 +62,10 @@ def test_transfers_of_rings_have_priority_over_attention_on_gpus(monkeypatch: py
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: torch.ones(1))
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    linked: Any = SimpleNamespace(agent="a link")
+    for name, value in {"LOCAL_RANK": "1", "RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    linked = Control(1)
+    linked.agent = Link(-1, -1)
     join_groups(load(["recipe=h200-1b-8k", "cluster.ranks_per_node=2"]), linked)
     (rings,) = made
     assert rings["backend"] == "nccl" and rings["pg_options"].is_high_priority_stream
@@ -90,7 +88,8 @@ def test_a_pytorch_that_cannot_use_the_gpu_is_refused(
         raise error
 
     monkeypatch.setattr(torch.cuda, "init", init)
-    monkeypatch.setenv("LOCAL_RANK", "0")
+    for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "0")
     with pytest.raises(PreflightError) as caught:
         join_groups(load(["recipe=h200-1b-8k"]), Control(0))
     assert str(caught.value) == f"PyTorch {torch.__version__} cannot use this machine's GPU: {why}"
@@ -99,7 +98,4 @@ def test_a_pytorch_that_cannot_use_the_gpu_is_refused(
 @pytest.mark.world
 def test_a_ring_stays_in_its_hdp_group() -> None:
     """Global ranks 0 and 2 share a ring, and 1 and 3 do; each names its peer as HDP rank 0 or 1."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    assert run_world(4, joined, port) == [(0, [2.0], 2), (0, [3.0], 2), (1, [0.0], 2), (1, [1.0], 2)]
+    assert run_world(4, joined) == [(0, [2.0], 2), (0, [3.0], 2), (1, [0.0], 2), (1, [1.0], 2)]
