@@ -7,13 +7,16 @@ left to the device (`Groups.sum`).
 from __future__ import annotations
 
 import itertools
+import math
 import os
+import select
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from engine.control.link import Link
+from engine.control.clock import AwakeClock
+from engine.control.link import BEAT_S, SILENCE_S, Link
 from engine.control.reduction import GATHER, MAX, Operation
 from engine.errors import ExitCode, PlanError
 
@@ -28,7 +31,8 @@ class Control:
     def __init__(self, rank: int, agent: Link | None = None, stop: Callable[[], None] = lambda: None) -> None:
         """Listen to the agent, in a thread that calls `stop` when the rank is asked to stop.
 
-        If the agent is gone, the process exits immediately. Without an agent the rank must be alone in its world.
+        If the agent is gone or silent, the process exits immediately. Without an agent the rank must be alone in its
+        world.
         """
         self.rank, self.agent = rank, agent
         self._stop = stop
@@ -88,12 +92,22 @@ class Control:
         return result[2]
 
     def _listen(self, agent: Link) -> None:
+        clock, poll = AwakeClock(), select.poll()
+        poll.register(agent, select.POLLIN)
+        heard = math.inf  # when the agent has shown that it is there
         while True:
+            if not poll.poll(1e3 * BEAT_S):
+                if clock() - heard > SILENCE_S:  # it is stopped, perhaps on a host that the launcher does not reach
+                    os._exit(ExitCode.HANG)
+                continue
+            now = clock()
             try:
                 messages = agent.receive()
             except EOFError:
                 os._exit(ExitCode.BUG)
             for message in messages:
+                if "alive" in message:
+                    heard = now
                 if "stop" in message:
                     self._stop()
                 if "result" in message:

@@ -17,6 +17,8 @@ from engine.readers import parse_line
 # Environment variables with file descriptors that a rank inherits: of its link to its agent, and of the sockets between
 # the first rank of a node and each other one, one after the other.
 RANK_LINK, NODE_SOCKETS = "BYTESCALE_LINK", "BYTESCALE_NODE"
+BEAT_S = 1.0  # between two messages with which one end shows the other that it is there
+SILENCE_S = 20.0  # without a message, after which the other end is taken for lost
 _READ_BYTES = 1 << 16
 
 

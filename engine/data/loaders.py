@@ -7,6 +7,7 @@ meets a block that another process is packing takes the next.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import signal
 import threading
@@ -15,11 +16,13 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Container, Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.control.processes import end_with_parent, is_stopped
 from engine.data.cache import found_in, remove_part
 from engine.data.pack import Tokens, is_packed, pack_block, part_path
 from engine.data.sources.source import Block
@@ -30,6 +33,9 @@ from engine.safe_path import starting_safely
 _LOOK_S = 0.2  # between two looks at the loaders
 _MARGIN = 1 / 16  # of the spool: it is removed too when the spool is full, so that a folder is seldom listed
 _ATTEMPTS = 3  # loaders that may die of a block
+# Neither a fork, which would copy threads, nor the fork server of multiprocessing: who watches over that? It also meets
+# this process at a socket in TMPDIR, whose path may be too long.
+_CONTEXT: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
 _BUSY_S = 1.0  # until blocks that other processes were packing are tried again: those processes may have died
 
 
@@ -44,7 +50,7 @@ class Work(NamedTuple):
 class Loaders:
     """Keeps processes busy with blocks to pack. One that dies, or that a signal has stopped, is replaced.
 
-    They end with this process, however it ends, after the block that they are packing.
+    They end with this process, however it ends. If no process can be started, nobody waits for loaders.
     """
 
     def __init__(self, count: int, spool: int) -> None:
@@ -59,7 +65,10 @@ class Loaders:
         self._died = Counter[Path]()
         self._closed = False
         self._wakes, self._wake = Pipe(duplex=False)
-        self._loaders = [_Loader() for _ in range(count)]
+        self._count, self._start = count, 0.0  # time of a next try to start missing ones
+        self._refused = False  # whether the system has refused to start one at the last try
+        self._loaders = list[_Loader]()
+        self._fill()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         # multiprocessing waits for all children when this process exits, and loaders ignore its SIGTERM.
@@ -102,7 +111,8 @@ class Loaders:
 
         def settled() -> bool:
             ours = [path for path, _ in (*self._queue, *self._busy)] + [loader.part for loader in self._loaders]
-            return part not in ours or self._closed or is_packed(part)
+            none = self._refused and not self._loaders
+            return part not in ours or none or self._closed or is_packed(part)
 
         with self._changed:
             self._changed.wait_for(settled)
@@ -132,6 +142,7 @@ class Loaders:
     def _look(self) -> None:
         """Hand out blocks, wait until something happens, and replace loaders that have died or were stopped."""
         with self._changed:
+            self._fill()
             if time.monotonic() > self._retry:
                 self._queue.extendleft(reversed(self._busy))  # they are needed sooner than the others
                 self._busy.clear()
@@ -147,15 +158,16 @@ class Loaders:
         if self._wakes in ready:
             self._wakes.recv()
         with self._changed:
-            for number, loader in enumerate(self._loaders):
+            for loader in list(self._loaders):
                 if loader.stopped():
+                    logging.getLogger(__name__).warning("a loader was stopped by a signal; another one replaces it")
                     loader.kill()
                 elif loader.connection not in ready:
                     continue
                 try:
                     part, work, settled = loader.end()
                 except (OSError, EOFError):  # it has died
-                    self._loaders[number] = self._replaced(loader)
+                    self._remove(loader)
                     continue
                 if settled:
                     self._room[work.folder] = self._room.get(work.folder, 0) - _bytes(part)
@@ -167,14 +179,26 @@ class Loaders:
                 left = trim(folder, self._spool, kept)
                 self._room[folder] = max(self._spool - left, int(self._spool * _MARGIN))
 
-    def _replaced(self, loader: _Loader) -> _Loader:
-        """Return a new loader for one that has died; its block is packed next, unless it has killed several."""
+    def _remove(self, loader: _Loader) -> None:
+        """Let go of a loader that has died; its block is packed next, unless it has killed several."""
         if loader.part is not None and loader.work is not None:
             self._died[loader.part] += 1
             if self._died[loader.part] < _ATTEMPTS:
                 self._queue.appendleft((loader.part, loader.work))
         loader.kill()
-        return _Loader()
+        self._loaders.remove(loader)
+
+    def _fill(self) -> None:
+        """Start the loaders that are missing, at most once a second: they may all die, or the system refuse them."""
+        if len(self._loaders) == self._count or time.monotonic() < self._start:
+            return
+        self._start, self._refused = time.monotonic() + _BUSY_S, False
+        try:
+            while len(self._loaders) < self._count:
+                self._loaders.append(_Loader())
+        except OSError as error:  # too many processes or files, or too little memory
+            self._refused = True
+            logging.getLogger(__name__).warning("a loader cannot be started: %s; trying again", error)
 
 
 def trim(folder: Path, limit: int, kept: Container[Path]) -> int:
@@ -214,13 +238,16 @@ class _Loader:
     """A process that packs one block at a time."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["engine.data.pack"])  # what all have in common is there once
         self.connection, theirs = Pipe()
-        self._process: BaseProcess = context.Process(target=_pack, args=(theirs,), daemon=True)
-        with starting_safely():
-            self._process.start()
-        theirs.close()
+        self._process: BaseProcess = _CONTEXT.Process(target=_pack, args=(theirs,), daemon=True)
+        try:
+            with starting_safely():
+                self._process.start()
+        except OSError:
+            self.connection.close()
+            raise
+        finally:
+            theirs.close()
         self.part: Path | None = None  # the block that is being packed
         self.work: Work | None = None
 
@@ -240,11 +267,7 @@ class _Loader:
 
     def stopped(self) -> bool:
         """Return whether a signal has stopped the process: it would hold its block for ever."""
-        try:
-            state = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-        except OSError:  # it has died, or there is no /proc
-            return False
-        return state in "Tt"
+        return is_stopped(self._process.pid or 0)
 
     def kill(self) -> None:
         """Kill the process, if it is still there."""
@@ -255,6 +278,7 @@ class _Loader:
 
 def _pack(connection: Connection) -> None:
     """Pack blocks in a loader until the pipe to the process that started it closes."""
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGUSR1):  # a scheduler may send them to all processes of a job
         signal.signal(number, signal.SIG_IGN)

@@ -16,13 +16,16 @@ carry to other hosts:
     |                                            | -- result: what all ranks' values make --> |
     |                                            | <- ask: about keys that all ranks share -- |
     |                                            | -- answer -------------------------------> |
+    |                                            | -- alive: each second -------------------> |
     | -- alive: each second -------------------> |
     | -- stop ---------------------------------> | -- stop: save and end -------------------> |
     | -- stacks, if no rank gets on -----------> | -- a signal: write stacks to the log ----> |
     | <- ended: rank, code, cause -------------- |
     | -- kill ---------------------------------> | -- SIGKILL ------------------------------> |
 ```
-When the launcher is gone or silent, the agent kills its ranks and ends. The agents of all nodes are a tree, in which
+When the launcher is gone or silent, the agent kills its ranks and ends; a rank whose agent is silent ends, too. If the
+process that has started the agent ends, the system kills the agent, and its ranks with it, even if a signal has stopped
+them. The agents of all nodes are a tree, in which
 they combine values of ranks and pass on their questions (engine/control/branch.py); an agent connects to its parent
 over TCP. Imports no torch.
 
@@ -32,7 +35,6 @@ start. It passes on that its scheduler asks it to stop (`asked`), and ends when 
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import selectors
@@ -49,7 +51,8 @@ from typing import Any, NamedTuple
 
 from engine.control.branch import Branch
 from engine.control.clock import AwakeClock
-from engine.control.link import NODE_SOCKETS, RANK_LINK, Link
+from engine.control.link import BEAT_S, NODE_SOCKETS, RANK_LINK, SILENCE_S, Link
+from engine.control.processes import end_with_parent, is_stopped
 from engine.control.signals import STOP_SIGNALS
 from engine.control.sockets import Listener, connect
 from engine.errors import ExitCode, PreflightError, Problem
@@ -59,15 +62,12 @@ from engine.launch.ready import Need, allow_many_files, unready
 from engine.run.cause import Cause
 from engine.run.folder import RunFolder
 
-BEAT_S = 1.0  # between two messages of the agent, and of the launcher
-SILENCE_S = 20.0  # without a message, after which the other host is taken for lost
 _POLL_S = 0.05
 _LAST_BYTES = 4096  # of a log, in which its last line is looked for
 _STACKS_S = 2.0
 _CONNECT_S = 10.0  # for the parent to answer
 _GONE_S = 2.0  # in which the launcher notices that an agent is gone
 _NOT_STARTED = 127  # the exit code of a shell for a program that cannot be started
-_PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent ends
 
 # Processes in which a rank compiles kernels. PyTorch starts up to 32 in each rank, with 300 MB of host memory each.
 COMPILE_WORKERS = 4
@@ -104,12 +104,12 @@ class _Rank:
         self.planned_s: float | None = None
         self.began = since  # when it began to run the plan of its step
         self.measured: list[Any] | None = None
-        prctl, agent = ctypes.CDLL(None).prctl, os.getpid()
+        agent = os.getpid()
 
         def prepare() -> None:
             """Run in the new process, before the program of the rank."""
             # A rank listens to its agent and ends with it. This also ends one that is stopped when the agent dies.
-            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            end_with_parent()
             if os.getppid() != agent:  # which was killed before that call
                 os._exit(128 + signal.SIGKILL)
             # Slurm may send the signal to all processes of a job, and the launcher passes the request on.
@@ -146,7 +146,9 @@ class _Rank:
 
     def beat(self, now: float) -> Beat:
         age_s = now - self.since
-        return Beat(self.at, age_s, self.stopped(), self.pace, self.entered, self.planned_s, self.measured)
+        return Beat(
+            self.at, age_s, is_stopped(self.process.pid), self.pace, self.entered, self.planned_s, self.measured
+        )
 
     def kill(self) -> None:
         """Kill the rank and every process that it started."""
@@ -159,14 +161,6 @@ class _Rank:
             return None
         self.kill()
         return self.process.wait()
-
-    def stopped(self) -> bool:
-        """Return whether a signal has stopped the process. A debugger does not count: somebody is looking."""
-        try:
-            stat = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8")
-        except OSError:
-            return False
-        return stat.rpartition(")")[2].split()[0] == "T"
 
 
 class Agent:
@@ -181,7 +175,7 @@ class Agent:
         self._folder: RunFolder | None = None
         self._branch: Branch | None = None
         self._clock = AwakeClock()
-        self._heard = self._beaten = self._clock()
+        self._heard = self._beaten = self._shown = self._clock()
         self.used = False  # whether a launcher has wanted an agent that joins
         self._asked: int | None = None
         self._told_asked = False  # in this start
@@ -354,6 +348,12 @@ class Agent:
             self._launcher.send(asked=self._asked)
             self._told_asked = True
         now = self._clock()
+        if now - self._shown >= BEAT_S:
+            self._shown = now
+            for rank in self._ranks.values():
+                if rank.link.writable():  # one that is stopped reads nothing
+                    with suppress(OSError):  # it has just ended
+                        rank.link.send(alive=True)
         # A launcher that is stopped reads nothing: then ranks go on, and the agent must not wait for it.
         if now - self._beaten >= BEAT_S and self._launcher.writable():
             self._beaten = now
@@ -424,6 +424,7 @@ def last_line(log: Path, start: int) -> str:
 
 def main() -> None:
     """Run the agent of this node."""
+    end_with_parent()  # the launcher, or the sshd of its connection, also if this process is stopped then
     # The launcher decides when ranks end; its own end is noticed. Signals that are ignored would be so in ranks, too.
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: None)

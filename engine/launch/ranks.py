@@ -19,11 +19,12 @@ from typing import Any, ParamSpec
 
 from engine.cluster.hosts import is_local
 from engine.control.clock import AwakeClock
-from engine.control.link import Link
+from engine.control.link import BEAT_S, SILENCE_S, Link
+from engine.control.processes import STOPPED_S
 from engine.control.reduction import children
 from engine.control.signals import WARNING, handled
 from engine.errors import BytescaleError, ExitCode, PreflightError, Problem
-from engine.launch.agent import BEAT_S, SILENCE_S, Beat
+from engine.launch.agent import Beat
 from engine.launch.commands import NodeCommand
 from engine.launch.launchers import Launcher, Starts, how_to_resume
 from engine.launch.patience import Patience
@@ -36,7 +37,6 @@ P = ParamSpec("P")
 
 _POLL_S = 0.05
 _GRACE_S = 5.0  # after a failure, time for the other ranks to report their errors
-_STOPPED_S = 3.0  # that a rank may be stopped by a signal
 _STACKS_S = 3.0  # for agents to write stacks
 _NAMED = 8  # most hosts whose names follow that of the first with the same problem
 # Codes of ranks that may only have noticed that another one failed, the likelier causes first.
@@ -237,7 +237,7 @@ class _Nodes:
 
     def stopped(self) -> int | None:
         """Return a rank that a signal has stopped for some seconds."""
-        last = self._clock() - _STOPPED_S
+        last = self._clock() - STOPPED_S
         return next((r for node in self.nodes for r, since in node.stopped_since.items() if since < last), None)
 
 

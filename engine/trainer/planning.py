@@ -5,7 +5,8 @@ compare digests (`Control.check_same`), to detect a node with a different plan. 
 process, and passes what it answers on to the others, over sockets that the agent has given to them. The process has
 loaders, which pack documents ahead. It imports no torch.
 
-Because plans are a pure function, a planning process that dies is replaced by another one, which gives the same plan.
+Because plans are a pure function, a planning process that dies or is stopped is replaced by another one, which gives
+the same plan.
 It is asked over a pipe: the queues of a process pool have semaphores, which are files in /dev/shm that a killed run
 leaves behind.
 """
@@ -28,13 +29,14 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from engine.config.schema import Config
+from engine.control.processes import StopWatch, end_with_parent
 from engine.data.corpus import TextCorpus, corpora_of
 from engine.data.loaders import Loaders, Work
 from engine.data.pack import LeftOut
 from engine.data.quarantine import Unusable
 from engine.data.steps import TOKEN_BYTES, Cursor, SequenceTable, Steps
 from engine.data.workers import cores
-from engine.errors import BytescaleError, MemoryFitError
+from engine.errors import BytescaleError, ExitCode, MemoryFitError
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -42,7 +44,9 @@ from engine.run.folder import RunFolder
 from engine.simulator.timeline import simulate, useful
 
 _MOST_LOADERS = 8  # of a host, unless the config says more
-_ATTEMPTS = 3  # planning processes that may die of a step
+_ATTEMPTS = 3  # planning processes that may die of a step, or be stopped
+_LOOK_S = 0.2  # between two looks at a planning process
+_CLOSE_S = 5.0  # for it to end its loaders
 # Not a fork, which would copy threads and communicators.
 _CONTEXT: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
 _AHEAD_STEPS = 4  # whose blocks are packed ahead, if tokens have TOKEN_BYTES bytes of text
@@ -141,26 +145,46 @@ class _Process:
     def answer(self) -> tuple[bool, Any]:
         """Wait for the answer to the last `ask`: whether the method returned, and what it returned or raised.
 
-        If the planning process dies, another one is asked; if that happens several times, raises BytescaleError.
+        If the planning process dies, or a signal stops it for some seconds, another one is asked; if that happens
+        several times, raises BytescaleError: with HANG if it was stopped, with MEMORY if it was killed, so that no restart
+        does the same again.
         """
         for attempt in range(1, _ATTEMPTS + 1):
+            watch = StopWatch()
             try:
-                return self._connection.recv()  # type: ignore[no-any-return]
+                while not self._connection.poll(_LOOK_S):
+                    if watch.stopped(self._process.pid or 0):
+                        message, code = "the planning process was stopped by a signal", int(ExitCode.HANG)
+                        self._process.kill()
+                        break
+                else:
+                    return self._connection.recv()  # type: ignore[no-any-return]
             except (EOFError, OSError):
-                self.close()
-                message = f"the planning process ended with code {self._process.exitcode}"
-                if attempt < _ATTEMPTS:
-                    logging.getLogger(__name__).warning("%s; another one plans this step again", message)
-                    self._start()
-                    work, arguments = self._asked
-                    self.ask(work, *arguments)
+                self._process.join()
+                code = self._process.exitcode or ExitCode.BUG
+                message = f"the planning process ended with code {code}"
+                if code < 0:  # Linux sends SIGKILL when a host runs out of memory
+                    code = 128 - code if code != -signal.SIGKILL else int(ExitCode.MEMORY)
+                else:
+                    code = int(ExitCode.BUG)
+            self.close()
+            if attempt < _ATTEMPTS:
+                logging.getLogger(__name__).warning("%s; another one plans this step again", message)
+                self._start()
+                work, arguments = self._asked
+                self.ask(work, *arguments)
         hint = "Linux kills processes of a host that runs out of memory; the log of the rank has what else is known"
-        kind = MemoryFitError if self._process.exitcode == -signal.SIGKILL else BytescaleError
-        raise kind(f"{message}, {_ATTEMPTS} times in one step", hint=hint)
+        error = (MemoryFitError if code == ExitCode.MEMORY else BytescaleError)(
+            f"{message}, {_ATTEMPTS} times in one step", hint=hint
+        )
+        error.code = code  # type: ignore[assignment]  # the code of a signal is not in the table
+        raise error
 
     def close(self) -> None:
         """End the process and its loaders."""
         self._connection.close()
+        self._process.join(_CLOSE_S)
+        self._process.kill()  # if it is stopped
         self._process.join()
 
 
@@ -262,10 +286,12 @@ def _serve(connection: Connection, *arguments: Any) -> None:
 def _end_with_parent() -> None:
     """Make the planning process exit when its rank exits, even if the rank is killed, but not earlier.
 
+    The system kills it then, also if a signal has stopped it; the thread is for a rank that has ended before.
     It ignores what a scheduler may send to all processes of a job: the rank needs plans until it has saved.
     """
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
 
     def watch() -> None:
         parent = multiprocessing.parent_process()

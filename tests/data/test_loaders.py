@@ -178,6 +178,25 @@ def test_a_block_is_packed_whatever_happens_to_its_loader(
     assert [(starts(block), ends(block)) for block in blocks] == [(2, 1), *[(1, 1)] * 5]
 
 
+def test_a_loader_that_is_killed_at_its_birth_is_replaced(
+    blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    born, start = list[int](), module._CONTEXT.Process.start
+
+    def kill_first(process: Any) -> None:
+        start(process)
+        born.append(process.pid)
+        if len(born) < 3:
+            process.kill()
+
+    monkeypatch.setattr(module._CONTEXT.Process, "start", kill_first)
+    with running(1) as loaders:
+        for part in ask(loaders, cache, blocks):
+            loaders.wait(part)
+            assert is_packed(part)
+    assert len(born) == 3 and os.getpid() not in {process for block in blocks for _, process in block.notes()}
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_idle_loader_is_replaced(blocks: list[Noted], cache: Path, how: signal.Signals) -> None:
     with running(1) as loaders:
@@ -381,7 +400,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("how", ["killed", "exits"])
 def test_no_loader_is_left_when_its_owner_ends(blocks: list[Noted], tmp_path: Path, how: str) -> None:
-    """However it ends, and also without `close`. A loader finishes its block."""
+    """However it ends, and also without `close`, even if a signal has stopped a loader."""
     for block in blocks[:2]:
         block.hold()
     script = tmp_path / "owner.py"
@@ -392,6 +411,7 @@ def test_no_loader_is_left_when_its_owner_ends(blocks: list[Noted], tmp_path: Pa
         started = [packer(block) for block in blocks[:2]]
         family = psutil.Process(owner.pid).children(recursive=True)
         if how == "killed":
+            os.kill(started[0], signal.SIGSTOP)
             owner.kill()
         for block in blocks[:2]:
             block.release()
