@@ -21,6 +21,7 @@ from engine.doctor import network
 from engine.doctor.check import Check, Checks, failed, ok, skipped
 from engine.doctor.limits import CHECKS
 from engine.doctor.software import Software
+from engine.launch.interface import listening_address
 from engine.launch.ready import Need
 from engine.selection import first_line
 
@@ -67,9 +68,11 @@ def shared(theirs: str, ours: str) -> str:
     return content
 
 
-def listen() -> int:
-    """Listen on a free port of all interfaces, as the first rank does, and return it."""
-    _listening.append(socket.create_server(("", 0), backlog=4096))
+def listen(variables: dict[str, str], peer: str) -> int:
+    """Listen on a free port of the interface towards a `peer`, as agents and ranks do, and return it."""
+    address = listening_address(variables, peer)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    _listening.append(socket.create_server((address, 0), family=family))
     return int(_listening[-1].getsockname()[1])
 
 

@@ -138,9 +138,9 @@ def look_at(config: Config, cluster: Cluster, logs: Path) -> list[Check]:
     with ExitStack() as stack, ThreadPoolExecutor(_AT_ONCE) as pool:
         hosts = [stack.enter_context(_Host(node, n, variables, logs)) for n, node in enumerate(cluster.nodes)]
         found = list(pool.map(partial(_checks, ours), hosts))
-        # Ranks meet at a port of the first host, which firewalls between hosts may block.
+        # Others connect to the agent and the ranks of the first host, which firewalls between hosts may block.
         if not hosts[0].lost and len(hosts) > 1:
-            place = ours.addresses[0], hosts[0].ask("listen")
+            place = ours.addresses[0], hosts[0].ask("listen", ours.variables, ours.addresses[1])
             others = [host for host in hosts[1:] if not host.lost]
             for host, check in zip(others, pool.map(partial(_meets, place), others), strict=True):
                 found[host.number].append(check)
@@ -256,6 +256,6 @@ def _meets(place: tuple[str, int], host: _Host) -> Check:
         seconds = host.ask("connect", first, port)
     except (_AnswerError, _LostError) as error:
         message = f"{host.node.host} cannot connect to port {port} of {first}: {error}"
-        hint = f"open all ports between hosts in their firewalls; ranks meet at a free port of {first}"
+        hint = "open all ports between hosts in their firewalls; agents and ranks connect to free ports"
         return failed("rendezvous", message, hint, "no connection")
     return ok("rendezvous", f"{host.node.host} reaches a free port of {first} in {1e3 * seconds:.2g} ms", "works")

@@ -14,7 +14,7 @@ from pathlib import Path
 from engine.control.control import Control
 from engine.errors import ExitCode
 from engine.run.folder import RunFolder
-from engine.trainer.rank import run_rank
+from engine.trainer.rank import leave, run_rank
 
 ELEMENTS = 1 << 18  # 1 MiB in fp32
 PARTS = ("all-reduce", "ring")
@@ -63,4 +63,4 @@ def work(folder: RunFolder, control: Control) -> int:
 
 if __name__ == "__main__":
     found = RunFolder(Path(sys.argv[1]))
-    sys.exit(run_rank(found, lambda stop, control: work(found, control), saves=False))
+    leave(run_rank(found, lambda stop, control: work(found, control), saves=False))

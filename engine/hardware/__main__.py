@@ -11,7 +11,7 @@ if __name__ == "__main__":  # the planning process imports this module again and
 
     from engine.control.control import Control
     from engine.run.folder import RunFolder
-    from engine.trainer.rank import importing, run_rank
+    from engine.trainer.rank import importing, leave, run_rank
 
     def work(folder: RunFolder, control: Control) -> int:
         # Imported inside `run_rank`, which reports a failing import.
@@ -25,4 +25,4 @@ if __name__ == "__main__":  # the planning process imports this module again and
         return rank.measure(folder, float(sys.argv[3]), control)
 
     found = RunFolder(Path(sys.argv[2]))
-    sys.exit(run_rank(found, lambda stop, control: work(found, control), saves=False))
+    leave(run_rank(found, lambda stop, control: work(found, control), saves=False))

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from engine.control import progress
 from engine.control.chaos import Chaos
@@ -118,6 +119,17 @@ def run_rank(folder: RunFolder, work: Callable[[Callable[[], bool], Control], in
         with suppress(OSError):
             write_json(folder.error(rank), cause.to_json())
         return int(cause.code)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with an exit code, at once.
+
+    A regular exit would wait for the planning process to finish its plan, and delay the cause of an error. Threads of
+    NCCL would still ask the store of the process groups, which is in Python, while the interpreter ends.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def explain(error: BaseException) -> Cause:

@@ -3,11 +3,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from engine.data.corpus import list_blocks, open_corpora
 from engine.data.scan import Documents, scan
 from engine.data.sources import folder, jsonl, source
 from engine.data.sources.jsonl import lines
-from engine.data.workers import in_processes
+from engine.data.workers import StoppedError, in_processes
 from engine.errors import DataError
 
 MakeData = Callable[..., schema.Data]
@@ -187,3 +189,26 @@ class Deadly:
 def test_a_killed_process_is_reported() -> None:
     with pytest.raises(DataError, match="was killed"):
         list(in_processes(str, [Deadly(), Deadly()], 2, "close other programs"))
+
+
+def stop_this_process() -> str:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return "continued"
+
+
+class Stopped:
+    def __reduce__(self) -> tuple[Callable[[], str], tuple[()]]:
+        return stop_this_process, ()
+
+
+def test_a_stopped_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep the caller waiting for ever. The others are not left behind, either."""
+    monkeypatch.setattr("engine.control.processes.STOPPED_S", 0.5)
+    before = set(psutil.Process().children())
+    with pytest.raises(StoppedError, match="was stopped by a signal") as caught:
+        list(in_processes(str, [Stopped(), 2], 2, "close other programs"))
+    assert caught.value.code == 124
+    left = [
+        child for child in set(psutil.Process().children()) - before if "resource_tracker" not in str(child.cmdline())
+    ]
+    assert not psutil.wait_procs(left, timeout=10)[1]

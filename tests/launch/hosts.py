@@ -125,6 +125,12 @@ class Hosts:
                     found.append(process)
         return found
 
+    def host_of(self, process: psutil.Process) -> int:
+        """Return the number of the host on which a process runs."""
+        own = str(Path(f"/proc/{process.pid}/ns/net").readlink())
+        inodes = [f"net:[{Path('/run/netns', name).stat().st_ino}]" for name in self.names]
+        return inodes.index(own)
+
     def close(self) -> None:
         """End all processes of the hosts, and remove them."""
         for name in (*self.names, self._switch):

@@ -384,6 +384,31 @@ def test_descriptors_do_not_grow_with_the_ranks_that_have_ended(folder: RunFolde
     assert process.num_fds() == before + 1, "that of the selector of the branch"
 
 
+def test_a_stopped_agent_and_its_ranks_end_with_what_has_started_it(folder: RunFolder) -> None:
+    """As with the sshd of a connection that ends. Nobody else could end them: the launcher is on another host."""
+    started = f"{sys.executable} -m engine.launch.agent; true"  # without the second command, sh would become the first
+    with subprocess.Popen(["sh", "-c", started], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as connection:
+        assert connection.stdin is not None and connection.stdout is not None
+        while b"hello" not in connection.stdout.readline():
+            pass
+        connection.stdin.write(json.dumps({"start": job(folder, SLEEPS)}).encode() + b"\n")
+        connection.stdin.flush()
+        shell = psutil.Process(connection.pid)
+        while len(family := shell.children(recursive=True)) < 2:
+            time.sleep(0.01)
+        (agent,) = shell.children()
+        agent.suspend()
+        connection.kill()
+        assert gone(family)
+
+
+def test_ranks_are_shown_each_second_that_their_agent_is_there(folder: RunFolder, launcher: Launcher) -> None:
+    counts = "from engine.control.link import Link\nlink, found = Link.to_agent(), 0\n"
+    counts += "while found < 2:\n    found += sum('alive' in message for message in link.receive())"
+    launcher.link.send(start=job(folder, counts))
+    assert launcher.until("ended")["code"] == 0
+
+
 def test_what_is_printed_is_not_among_the_messages(tmp_path: Path) -> None:
     """A shell that greets without a line break would hide the first message."""
     greets = f"printf 'Welcome'; exec {sys.executable} -m engine.launch.agent"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from engine.config.load import load
@@ -19,6 +20,7 @@ from engine.control.signals import STOP_SIGNALS
 from engine.launch.run import train
 from engine.run.launches import read_launches
 from tests.launch.hosts import Hosts, why_not
+from tests.launch.ports import connected, listening
 
 pytestmark = pytest.mark.world
 
@@ -136,6 +138,36 @@ def test_hosts_train_as_one_does(
     assert process.returncode == 0, said
     assert losses(tmp_path / "run") == expected
     assert no_process_is_left(hosts, 10)
+
+
+def test_a_run_listens_at_the_address_of_the_link_only_and_a_stopped_agent_leaves_nothing(
+    tmp_path: Path, data: Path, hosts: Hosts
+) -> None:
+    """Ports are for the hosts of the run; none is left open for those that could connect without its secret."""
+    out = tmp_path / "run"
+    process = start(hosts, settings(out, data, 4000), hosts.hostfile(2))
+    listened, links = set[str](), set[str]()
+
+    def steps() -> bool:
+        started = [one for one in hosts.processes() if one.name() != "ssh"]
+        listened.update(listening(started))
+        links.update(connected(started))
+        return (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_bytes().count(b"\n") >= 2
+
+    assert wait(steps, 200)
+    assert listened == links == set(hosts.addresses[:2]), "those of the link"
+    left = hosts.processes()
+    assert not listening(one for one in left if one.name() != "ssh"), "all have connected"
+    (agent,) = (one for one in left if is_agent(one) and hosts.host_of(one) == 1)
+    agent.suspend()
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 124 and f"{hosts.addresses[1]} has not answered for 20 s" in said, said
+    assert no_process_is_left(hosts, 10), [one.cmdline() for one in hosts.processes()]
+
+
+def is_agent(process: psutil.Process) -> bool:
+    """Whether it is an agent, and not the client or the shell that has started it."""
+    return process.cmdline()[-2:] == ["-m", "engine.launch.agent"] and process.name().startswith("python")
 
 
 def test_a_signal_to_the_launcher_and_its_ssh_saves_a_checkpoint(tmp_path: Path, data: Path, hosts: Hosts) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock, call
@@ -132,7 +133,8 @@ def works(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], socket.socket
     ours, theirs = socket.socketpair()
     with ours, theirs:
         environment = {**os.environ, "RANK": "0", RANK_LINK: str(theirs.fileno())}
-        command = [sys.executable, "-c", real_rank(RunFolder(tmp_path))]
+        patient = "from engine.control import control\ncontrol.SILENCE_S = 1.5\n"
+        command = [sys.executable, "-c", patient + real_rank(RunFolder(tmp_path))]
         with subprocess.Popen(
             command, env=environment, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True
         ) as rank:
@@ -157,6 +159,17 @@ def test_a_rank_ends_at_once_when_its_agent_is_gone(
     rank, agent = works
     agent.close()
     assert rank.wait(20) == ExitCode.BUG and not (tmp_path / "saved").exists()
+
+
+def test_a_rank_ends_when_its_agent_is_stopped(
+    tmp_path: Path, works: tuple[subprocess.Popen[str], socket.socket]
+) -> None:
+    """The launcher may not reach its host, and nobody else ends it. Without any sign of an agent, a rank waits."""
+    rank, agent = works
+    time.sleep(3)
+    assert rank.poll() is None
+    agent.sendall(b'{"alive": true}\n')
+    assert rank.wait(20) == ExitCode.HANG and not (tmp_path / "saved").exists()
 
 
 def test_a_rank_writes_its_stacks_when_it_is_asked_to(works: tuple[subprocess.Popen[str], socket.socket]) -> None:
