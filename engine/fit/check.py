@@ -9,7 +9,7 @@ from engine.cluster.gpus import visible_gpus
 from engine.cluster.hosts import is_local
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
-from engine.errors import MemoryFitError
+from engine.errors import ConfigError, MemoryFitError
 from engine.fit.machine import on_this_machine
 from engine.fit.problem import fit_problem
 from engine.fit.suggestions import suggestions
@@ -36,9 +36,39 @@ def fit_error(config: Config, fixed: Collection[str] = (), *, here: bool = True)
         return None
     (problem,) = error.problems
     found, message = error.found, f"{problem.message} ({'; '.join(lines)})"
-    error = MemoryFitError(message, key=problem.key, hint=problem.hint)
+    hint = problem.hint
+    if config.cluster.hostfile is None and config.cluster.nodes == 1:
+        # More ranks of this machine would take memory from these.
+        if fewer := fewer_ranks(config):
+            hint = "; or ".join([f"use cluster.ranks_per_node={fewer}", *(way["set"] for way in found["ways"])])
+        elif not uses_gpus(config) and not found["ways"]:
+            hint = "use a smaller model, or a machine with more memory"
+    error = MemoryFitError(message, key=problem.key, hint=hint)
     error.found = found
     return error
+
+
+def fewer_ranks(config: Config) -> int | None:
+    """Return the largest number of ranks, below that of the config, that fit in this machine's memory; None if none."""
+    unit = config.parallel.tp * config.parallel.pp * config.parallel.ep
+
+    def fits(units: int) -> bool:
+        cluster = config.cluster.model_copy(update={"ranks_per_node": units * unit})
+        limited, _ = on_this_machine(config.model_copy(update={"cluster": cluster}), Cluster.of(cluster))
+        try:
+            return _error(limited, ()) is None
+        except ConfigError:  # of the planner, for this number of ranks
+            return False
+
+    # Fewer ranks have more memory each, but also more of the states.
+    most = (config.cluster.ranks_per_node - 1) // unit
+    tries = sorted({most // 2**shift for shift in range(most.bit_length())}, reverse=True)
+    good = next((units for units in tries if fits(units)), 0)
+    bad = min((units for units in tries if units > good), default=good + 1)
+    while good and bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good * unit or None
 
 
 def check_fit(config: Config, fixed: Collection[str] = (), *, here: bool = True) -> None:

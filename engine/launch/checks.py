@@ -15,6 +15,7 @@ from engine.cluster.hosts import is_local, is_loopback
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.config.units import counted, format_apart
+from engine.data.workers import cores
 from engine.errors import ConfigError, Problem
 from engine.launch.interface import addresses_of
 
@@ -125,6 +126,14 @@ def pytorch_problem(config: Config) -> Problem | None:
 def _seen() -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible or repr(visible)}"
+
+
+def shared_cores(config: Config, cluster: Cluster) -> str | None:
+    """Return a line that says that many CPU ranks share each core of this machine; None if they do not."""
+    ranks, here = sum(node.devices for node in cluster.nodes if is_local(node.host)), cores()
+    if uses_gpus(config) or ranks <= 2 * here:
+        return None
+    return f"{ranks} ranks share {counted(here, 'core')} of this machine and take turns; --nproc {here} is no slower"
 
 
 def idle_gpus(config: Config, cluster: Cluster) -> str | None:

@@ -19,7 +19,7 @@ from engine.fit.host import host_problem, tight, waits_for_checkpoints
 from engine.fit.machine import on_this_machine
 from engine.folders import remove_ruins
 from engine.launch import prepare
-from engine.launch.checks import check_launch, gpu_problem, idle_gpus, not_launchable, same_host
+from engine.launch.checks import check_launch, gpu_problem, idle_gpus, not_launchable, same_host, shared_cores
 from engine.launch.copies import copies
 from engine.launch.dry_run import PLANNED, dry_run_of
 from engine.launch.environment import environment_problem
@@ -123,7 +123,7 @@ def _checked(launch: Launch, launcher: str | None, dry_run: bool) -> tuple[Launc
     if of_gpus is None:  # else this is not the machine on which the run will be
         config, lowered = on_this_machine(config, cluster)
         launch = replace(launch, config=config)
-        for line in (*lowered, idle_gpus(config, launch.cluster)):
+        for line in (*lowered, idle_gpus(config, launch.cluster), shared_cores(config, launch.cluster)):
             if line:
                 say(line)
     check_place(launch.folder, config)

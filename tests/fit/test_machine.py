@@ -10,6 +10,7 @@ from engine.cluster.cluster import Cluster
 from engine.config.load import load, read_resolved
 from engine.config.schema import Config
 from engine.fit import check, machine
+from engine.fit.check import fit_error
 from engine.fit.machine import on_this_machine
 from engine.hardware.prepare import measuring
 from engine.launch import checks, supervise
@@ -63,6 +64,21 @@ def test_cpu_ranks_take_part_of_the_hosts_memory(monkeypatch: pytest.MonkeyPatch
     assert (config.cluster.device_memory, config.cluster.host_memory) == (2 * GIB, GIB) and len(lines) == 2
     has(monkeypatch, 16 * GIB, None)
     assert limited("recipe=quickstart")[1] == [], "6 GiB for each of two ranks"
+
+
+@pytest.mark.parametrize(("memory", "fewer"), [(24 * GIB, 23), (4 * GIB, 3), (GIB // 2, None)])
+def test_too_many_ranks_for_this_machine_are_told_how_many_fit(
+    memory: int, fewer: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More devices are no way out: each would take a part of the same memory."""
+    has(monkeypatch, memory, None)
+    error = fit_error(load(["recipe=quickstart", "cluster.ranks_per_node=64"]), {"cluster.nodes"})
+    assert error is not None
+    hint = str(error.problems[0].hint)
+    assert hint.startswith(f"use cluster.ranks_per_node={fewer}" if fewer else "use a smaller model, or a machine")
+    if fewer:
+        assert fit_error(load(["recipe=quickstart", f"cluster.ranks_per_node={fewer}"])) is None
+        assert fit_error(load(["recipe=quickstart", f"cluster.ranks_per_node={fewer + 1}"])) is not None
 
 
 def test_other_hosts_are_not_judged_by_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

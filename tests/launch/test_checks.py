@@ -95,3 +95,13 @@ def test_gpus_that_pytorch_cannot_use_are_refused_before_anything_is_written(
     assert (caught.value.code, problem.key, out.exists()) == (3, "cluster=h200x8", False)
     assert problem.message == "PyTorch 2.13.0+cpu cannot use this machine's GPU: it was built without CUDA"
     assert "https://pytorch.org/get-started" in str(problem.hint)
+
+
+def test_many_ranks_on_few_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "cores", lambda: 2)
+    lines = []
+    for ranks in (4, 64):
+        config = load(["recipe=quickstart", f"cluster.ranks_per_node={ranks}"])
+        lines.append(checks.shared_cores(config, Cluster.of(config.cluster)))
+    assert lines == [None, "64 ranks share 2 cores of this machine and take turns; --nproc 2 is no slower"]
+    assert checks.shared_cores(*h200("cluster.ranks_per_node=8")) is None
