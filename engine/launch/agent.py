@@ -16,7 +16,7 @@ carry to other hosts:
     |                                            | -- result: what all ranks' values make --> |
     |                                            | <- ask: about keys that all ranks share -- |
     |                                            | -- answer -------------------------------> |
-    |                                            | -- alive: each second -------------------> |
+    |                                            | -- alive: every 5 s ---------------------> |
     | -- alive: each second -------------------> |
     | -- stop ---------------------------------> | -- stop: save and end -------------------> |
     | -- stacks, if no rank gets on -----------> | -- a signal: write stacks to the log ----> |
@@ -63,6 +63,7 @@ from engine.run.cause import Cause
 from engine.run.folder import RunFolder
 
 _POLL_S = 0.05
+_SHOW_S = 5.0  # between two messages that show ranks that the agent is there
 _LAST_BYTES = 4096  # of a log, in which its last line is looked for
 _STACKS_S = 2.0
 _CONNECT_S = 10.0  # for the parent to answer
@@ -175,7 +176,8 @@ class Agent:
         self._folder: RunFolder | None = None
         self._branch: Branch | None = None
         self._clock = AwakeClock()
-        self._heard = self._beaten = self._shown = self._clock()
+        self._heard = self._beaten = self._clock()
+        self._shown = self._clock()  # when the agent has last shown its ranks that it is there
         self.used = False  # whether a launcher has wanted an agent that joins
         self._asked: int | None = None
         self._told_asked = False  # in this start
@@ -249,6 +251,7 @@ class Agent:
     def _start(self, job: dict[str, Any]) -> None:
         """Start the ranks of a job."""
         self._folder = folder = RunFolder(Path(job["folder"]))
+        self._shown = self._clock()
         # Ranks are not those of the torchrun that may have started this process.
         own = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
         environment = {**own, **job["environment"], "LOCAL_WORLD_SIZE": str(len(job["ranks"]))}
@@ -348,7 +351,7 @@ class Agent:
             self._launcher.send(asked=self._asked)
             self._told_asked = True
         now = self._clock()
-        if now - self._shown >= BEAT_S:
+        if now - self._shown >= _SHOW_S:
             self._shown = now
             for rank in self._ranks.values():
                 if rank.link.writable():  # one that is stopped reads nothing

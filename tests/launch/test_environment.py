@@ -24,9 +24,9 @@ from engine.run.folder import RunFolder
 from engine.run.metrics import read_metrics
 
 USERS = {
-    "NCCL_SOCKET_IFNAME": "=ib0,eth 1",
+    "NCCL_SOCKET_IFNAME": "=lo,eth 1",
     "NCCL_DEBUG": "it's $INFO\nand more",
-    "GLOO_SOCKET_IFNAME": "net-of-gloo",
+    "GLOO_SOCKET_IFNAME": "lo,lo",
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "2468",
     "CUDA_HOME": "/opt/cuda",
     "UCX_TLS": "rc_mlx5",
