@@ -146,8 +146,8 @@ class _Process:
         """Wait for the answer to the last `ask`: whether the method returned, and what it returned or raised.
 
         If the planning process dies, or a signal stops it for some seconds, another one is asked; if that happens
-        several times, raises BytescaleError: with HANG if it was stopped, with MEMORY if it was killed, so that no restart
-        does the same again.
+        several times, raises BytescaleError: with HANG if it was stopped, with MEMORY if it was killed, after which
+        there is no restart.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             watch = StopWatch()
@@ -161,12 +161,11 @@ class _Process:
                     return self._connection.recv()  # type: ignore[no-any-return]
             except (EOFError, OSError):
                 self._process.join()
-                code = self._process.exitcode or ExitCode.BUG
-                message = f"the planning process ended with code {code}"
-                if code < 0:  # Linux sends SIGKILL when a host runs out of memory
-                    code = 128 - code if code != -signal.SIGKILL else int(ExitCode.MEMORY)
-                else:
-                    code = int(ExitCode.BUG)
+                ended = self._process.exitcode or 0
+                message = f"the planning process ended with code {ended}"
+                code = 128 - ended if ended < 0 else int(ExitCode.BUG)
+                if ended == -signal.SIGKILL:  # as Linux does when a host runs out of memory
+                    code = int(ExitCode.MEMORY)
             self.close()
             if attempt < _ATTEMPTS:
                 logging.getLogger(__name__).warning("%s; another one plans this step again", message)

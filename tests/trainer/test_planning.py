@@ -274,7 +274,7 @@ def test_a_stopped_planning_process_does_not_delay_the_end(
 
 
 @FORKED
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, 137), (signal.SIGSTOP, 124)])
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, 10), (signal.SIGSTOP, 124)])
 def test_planning_processes_that_die_of_a_step_end_the_rank(
     folder: RunFolder, config: Config, how: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
