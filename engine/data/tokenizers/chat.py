@@ -30,6 +30,7 @@ from engine.units import Ints
 TEMPLATE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"  # a folder, with tool_use.jinja and others
 CONFIG = "tokenizer_config.json"
+_ANSWER = "Hello"  # to find what follows an answer
 _RENDER_S = 2e-6  # of a character: ten times as long as usual
 SPECIAL = "special_tokens_map.json"
 _REPAIR = "repair the file, or remove it"
@@ -112,12 +113,14 @@ class Chats:
     def end_of_turn(self) -> int | None:
         """The special token with which the template ends what the assistant says; None if there is none."""
         try:
-            said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+            said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": _ANSWER}]
             ids, mask = self.encode(said, None, None)
         except DataError:
             return None
         answer = ids[mask]
-        return int(answer[-1]) if len(answer) and self.codec.special(answer)[-1] else None
+        # The first one after the answer: the template may end the whole chat with another.
+        ends = np.flatnonzero(self.codec.special(answer)).tolist()
+        return next((int(answer[at]) for at in ends if _ANSWER in self.codec.decode(answer[:at].tolist())), None)
 
     @property
     def content(self) -> bytes:

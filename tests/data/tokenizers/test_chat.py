@@ -306,5 +306,8 @@ def test_the_token_that_ends_a_turn(tmp_path: Path, folders: Callable[[str], Pat
         tokenizer = open_tokenizer(str(folders(name)))
         assert tokenizer.end_of_turn is not None and tokenizer.decode([tokenizer.end_of_turn]) == text
     plain = "{% for m in messages %}{{ m.role + ':\\n' + m.content + '\\n' }}{% endfor %}"
+    several = CHATML + "{%- if not add_generation_prompt %}{{- eos_token }}{%- endif %}"  # as Phi 3's does
+    phi = open_tokenizer(str(chat_folder(tmp_path / "phi", several)))
+    assert phi.end_of_turn is not None and phi.decode([phi.end_of_turn]) == "<|im_end|>"
     for template in (plain, None, "{{ messages[0].nothing.more }}"):
         assert open_tokenizer(str(chat_folder(tmp_path / str(template)[:9], template))).end_of_turn is None
