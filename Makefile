@@ -12,10 +12,16 @@ STAMP := $(VENV)/.installed
 # Container images often set this variable. Then Python writes no bytecode, and each process compiles all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart test soak lint bench clean
+.PHONY: install quickstart test soak lint bench clean
 
+install: $(STAMP)
+
+# Trains with adaptive, then twenty of the same steps with static, and compares these steps. Run it again to resume.
 quickstart: $(STAMP)
-	$(BIN)/bytescale train recipe=quickstart
+	$(BIN)/bytescale train recipe=quickstart run.out=runs/quickstart
+	$(BIN)/bytescale train recipe=quickstart run.out=runs/quickstart-static planner=static run.steps=20 \
+		run.validate_every=20 run.checkpoint_every=20
+	$(BIN)/bytescale report runs/quickstart runs/quickstart-static --out runs/quickstart.html --open
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 3 --dist loadfile --no-loadscope-reorder

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +22,7 @@ def report(
         typer.Option(metavar="FILE", help="The page. Default: RUN/report.html, or comparison.html for several runs."),
     ] = None,
     trace: Trace = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser, if there is a display.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -51,7 +54,13 @@ def report(
 
         processes = [Process(name, run=run) for name, run in zip(names, found, strict=True)]
         output.write_file(timeline, chrome_trace(processes), "--trace")
-    answer: dict[str, Any] = {"runs": list(map(str, runs)), "page": str(page)}
+    output.say(made.headline.text if len(found) > 1 else f"{made.headline.figure}: {made.headline.text}")
+    # Without a display, `webbrowser` would start a text browser in this terminal.
+    if open_ and (any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))) or sys.platform == "darwin"):
+        import webbrowser
+
+        webbrowser.open(page.as_uri())
+    answer: dict[str, Any] = {"runs": list(map(str, runs)), "page": str(page), "headline": made.headline.text}
     answer["trace"] = str(timeline) if timeline else None
     lines = [str(page), *([str(timeline)] if timeline else [])]
     output.emit({"report": answer}, "\n".join(lines), as_json=json)

@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +29,7 @@ from bytescale_cli.options import (
     with_config,
 )
 from bytescale_cli.terminal import pasteable
-from engine.errors import BytescaleError, ConfigError
+from engine.errors import BytescaleError, ConfigError, RunFolderError
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
@@ -48,7 +48,8 @@ def train(
         str,
         typer.Option(
             metavar="auto|never|PATH|URL",
-            help="Start from the newest checkpoint (auto), from scratch (never), or from PATH or URL.",
+            help="Continue the run in the folder PATH, or begin a new one from the checkpoint PATH or URL. auto: "
+            "continue the run in run.out, if it is there; never: begin again.",
         ),
     ] = "auto",
     nproc: Annotated[
@@ -69,7 +70,10 @@ def train(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train the model of a recipe."""
+    """Train the model of a recipe.
+
+    Unless run.out is set, a run gets a new folder: runs/RECIPE, or runs/RECIPE-2 and so on if that is taken.
+    """
     from engine.launch.joined import joined
 
     aliases = {
@@ -78,7 +82,11 @@ def train(
         ("--out", "run.out"): out,
     }
     given = with_aliases(with_config(overrides, config_file), aliases)
-    with config_as_typed(config_file), named_as_typed(aliases):
+    if not given and resume == "auto" and not dry_run:
+        hint = "`bytescale train recipe=quickstart` trains a small model here; `bytescale recipes list` shows all"
+        raise ConfigError("no recipe is named", key="recipe", hint=hint)
+    given, resume = _continued(given, resume)
+    with config_as_typed(config_file), named_as_typed(aliases), ExitStack() as claim:
         place = joined(os.environ, terminal=os.isatty(0)) if launcher in (None, "slurm") else None
         with _silent_unless_first(place):
             submitted = launcher in ("slurm", "k8s") and not place
@@ -88,11 +96,18 @@ def train(
             from engine.run.folder import RunFolder
 
             sys.exit(0 if dry_run else take_part(place, RunFolder(Path(config.run.out))))
+        # The processes of a launcher must agree on the folder, and a job that is queued again must find it again.
+        of_job = place is not None or "SLURM_JOB_ID" in os.environ
+        if (
+            not of_job
+            and not any(text.startswith("run.out=") for text in given)
+            and config.run.out == f"runs/{config.recipe}"
+        ):
+            out = str(claim.enter_context(_new_folder(Path(config.run.out), dry_run)))
+            config = config.model_copy(update={"run": config.run.model_copy(update={"out": out})})
+            given.append(f"run.out={out}")
         if submitted and launcher:
-            from_where = None if resume == "auto" else resume
-            flags = {"--config": config_file, "--nproc": nproc, "--out": out, "--resume": from_where}
-            typed = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
-            words = ["train", *(overrides or []), *typed]
+            words = ["train", *given, *(["--resume", resume] if resume != "auto" else [])]
             nodes_given = any(text.startswith("cluster.nodes=") for text in given)
             _hand_over(config, launcher, words, resume, dry_run, nodes_given, json, debug)
             return
@@ -118,6 +133,53 @@ def train(
         say_toys(config, "model", "documents")
     text = _describe(payload["dry_run"]) if dry_run else payload["train"]["out"]
     output.emit(payload, text, as_json=json)
+
+
+def _continued(given: list[str], resume: str) -> tuple[list[str], str]:
+    """Return the overrides and `--resume` for a run to continue that `--resume` names, else those given.
+
+    Its config is that of the run, unless a recipe is named.
+    """
+    from engine.run.folder import RunFolder
+
+    keys = {text.split("=", 1)[0] for text in given}
+    if "run.out" in keys or resume in ("auto", "never") or not (saved := RunFolder(Path(resume)).resolved).is_file():
+        return given, resume
+    recipe = [] if "recipe" in keys else [f"recipe={saved}"]
+    return [*recipe, *given, f"run.out={resume}"], "auto"
+
+
+@contextmanager
+def _new_folder(first: Path, dry_run: bool) -> Iterator[Path]:
+    """Create the first of `first`, `first`-2, `first`-3, ... that does not exist; a dry run only names it.
+
+    Of several commands at the same time, each gets another. It is removed at the end if nothing was written to it.
+    """
+    from engine.run.folder import RunFolder
+
+    number, folder = 1, first
+    while True:
+        try:
+            if not dry_run:
+                folder.mkdir(parents=True)
+                break
+            if not os.path.lexists(folder):
+                break
+        except FileExistsError:
+            pass
+        except OSError as error:
+            message, hint = f"cannot be created: {error.strerror}", "choose another folder with run.out=DIR"
+            raise RunFolderError(message, key=str(folder), hint=hint) from error
+        number += 1
+        folder = first.with_name(f"{first.name}-{number}")
+    if RunFolder(first).resolved.exists() and folder != first:
+        output.say(f"this run is in {folder}; to continue the one in {first}, add --resume {shlex.quote(str(first))}")
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):
+            if not dry_run:
+                folder.rmdir()
 
 
 @contextmanager

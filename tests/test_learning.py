@@ -58,7 +58,7 @@ def test_pairs_are_all_that_a_model_without_attention_sees() -> None:
     assert abs(direct.item() - muted_loss(model, counts).item()) < 1e-5
 
 
-@pytest.mark.slow  # all 500 steps of the quickstart recipe
+@pytest.mark.slow  # all 600 steps of the quickstart recipe
 def test_the_quickstart_without_attention_stays_above_the_bigram_entropy() -> None:
     config = load(["recipe=quickstart"])
     corpora, cursor = Corpora(config), Cursor()

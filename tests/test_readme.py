@@ -1,4 +1,4 @@
-"""Paths that the README names exist, and its commands have valid configs."""
+"""Paths that the README and docs/commands.md name exist, and their commands have valid configs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import pytest
 from engine.config.load import load
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-PATHS = re.findall(r"`((?:engine|recipes|tests|benchmarks|docs|hostfiles)/[^`]*)`", README)
-COMMANDS = [line.split("  #")[0].strip() for line in README.splitlines() if line.startswith("bytescale ")]
+PAGES = [(ROOT / name).read_text() for name in ("README.md", "docs/commands.md")]
+TEXT = "\n".join(PAGES)
+PATHS = re.findall(r"[`(]((?:engine|recipes|tests|benchmarks|docs|hostfiles)/[^`)]*)[`)]", TEXT)
+LINES = [line.removeprefix(".venv/bin/") for line in TEXT.splitlines()]
+COMMANDS = [line.split("  #")[0].strip() for line in LINES if line.startswith("bytescale ")]
 
 
 def test_there_is_something_to_check() -> None:
-    assert len(PATHS) >= 6
-    assert len(COMMANDS) >= 4
+    assert len(PATHS) >= 20
+    assert len(COMMANDS) >= 20
+    assert all("bytescale " in page for page in PAGES)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -263,6 +263,19 @@ def every_source_has_documents_of_its_own(config: Config) -> Problem | None:
 
 
 @_rule
+def separators_are_of_folders(config: Config) -> Problem | None:
+    """Files of other formats say where their documents end."""
+    data = config.data
+    named = {"data": data.format if data.separator and not data.sources else "folder"}
+    named |= {f"data.sources.{name}": one.format or data.format for name, one in data.sources.items() if one.separator}
+    for section, form in named.items():
+        if form != "folder":
+            message = f"divides the texts of data=folder; files in the format {form} say where documents end"
+            return Problem(message, f"{section}.separator", "remove it")
+    return None
+
+
+@_rule
 def mix_has_the_names_of_sources(config: Config) -> Problem | None:
     """data.mix is set for several sources. It has a weight for each, and no others."""
     sources, mix = config.data.sources, config.data.mix

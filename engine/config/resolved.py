@@ -12,6 +12,7 @@ import yaml
 
 from engine.config.keys import is_path
 from engine.config.schema import Config
+from engine.config.sources import BUILT_IN
 from engine.config.validate import validate
 from engine.config.yaml_reader import MOST_BYTES, parse
 from engine.errors import ConfigError
@@ -55,7 +56,7 @@ def diff(old: Config, new: Config) -> list[str]:
     def meaning(key: str, value: Any) -> Any:
         if isinstance(value, list):
             return [meaning(key, one) for one in value]
-        return os.path.realpath(value) if is_path(key) and value not in (None, "stdlib", "bytes") else value
+        return os.path.realpath(value) if is_path(key) and value not in (None, *BUILT_IN, "bytes") else value
 
     before, after = flat(old.model_dump(mode="json")), flat(new.model_dump(mode="json"))
     both = {**before, **after}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
 from engine.config.units import Bytes, Tokens
 
@@ -153,6 +153,10 @@ class Balance(Section):
 _Path = Annotated[str, Field(min_length=1)]
 _Format = Literal["folder", "jsonl", "parquet", "arrow", "tokens"]
 _Encoding = Literal["utf-8", "bytes"]
+# A line's end is hard to type in a shell: `\n` stands for it, as in YAML's double quotes.
+_Separator = Annotated[
+    str, Field(min_length=1, max_length=1024), AfterValidator(lambda text: text.replace("\\n", "\n"))
+]
 _Exhausted = Literal["repeat", "drop", "stop"]
 SOURCE_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,31}$"
 
@@ -163,6 +167,7 @@ class Source(Section):
     path: _Path | tuple[_Path, ...] | None = None
     format: _Format | None = None
     pattern: str | None = None
+    separator: _Separator | None = None
     field: str | None = None
     encoding: _Encoding | None = None
     exhausted: _Exhausted | None = None
@@ -187,11 +192,15 @@ class Data(Section):
 
     name: str
     path: _Path | tuple[_Path, ...] = Field(
-        description="a folder, a file, a glob, a URL, PREFIX of a token file, or `stdlib`: Python's standard library; "
-        "or a list of them",
+        description="a folder, a file, a glob, a URL, PREFIX of a token file, `stdlib` or `stdlib-lines`: Python's "
+        "standard library; or a list of them",
     )
     format: _Format
     pattern: str = Field(description="glob that selects a folder's files to read as documents")
+    separator: _Separator | None = Field(
+        examples=["<|endoftext|>"],
+        description="text between the documents of a file of a folder; null: a file is one document",
+    )
     field: str = Field(
         description="field or column with the text, token ids, or messages of a chat; or `alpaca` or "
         "`prompt_completion`, for these shapes of rows"
@@ -200,8 +209,8 @@ class Data(Section):
     sources: dict[Annotated[str, Field(pattern=SOURCE_NAME)], Source] = Field(
         max_length=1024,
         examples=["{web: {path: web.jsonl}, code: {path: code.jsonl}}"],
-        description="sources to mix, by name; each has the keys that differ from data.*: path, format, pattern, field, "
-        "encoding, exhausted",
+        description="sources to mix, by name; each has the keys that differ from data.*: path, format, pattern, "
+        "separator, field, encoding, exhausted",
     )
     mix: tuple[Segment, ...] = Field(
         examples=["{web: 3, code: 1}"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from engine.config.schema import Config
+from engine.config.sources import BUILT_IN
 
 Part = Literal["model", "documents", "lengths", "rates"]
 _WAYS: dict[Part, str] = {
@@ -20,7 +21,7 @@ def toys(config: Config, *parts: Part) -> str | None:
 
     `lengths` are those that are planned, `rates` those by which times are modelled.
     """
-    stdlib = not config.data.sources and config.data.path == "stdlib"
+    stdlib = not config.data.sources and config.data.path in BUILT_IN
     is_toy: dict[Part, bool] = {
         "model": config.model.name == "tiny",
         "documents": stdlib,

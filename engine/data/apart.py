@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.config import schema
-from engine.config.sources import source_configs
+from engine.config.sources import BUILT_IN, source_configs
 from engine.data.cache import ENDINGS, cache_folder
 from engine.data.sources.files import matches, split_glob
-from engine.data.sources.folder import STDLIB
 from engine.data.sources.urls import is_url
 from engine.errors import ConfigError
 from engine.folders import MARK
@@ -26,7 +25,7 @@ def top_of(path: str, pattern: str) -> tuple[Path, str] | None:
 
     None for a URL and for Python's standard library.
     """
-    if path == STDLIB or is_url(path):
+    if path in BUILT_IN or is_url(path):
         return None
     top, pattern = (path, pattern) if Path(path).exists() else split_glob(path)
     return Path(os.path.realpath(top)), pattern

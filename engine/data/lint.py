@@ -274,15 +274,13 @@ def _documents(block: Block) -> Iterator[tuple[Document, bool]]:
 
     A file that cannot be read any further makes a last one that has not; the other files of a folder are read.
     """
-    read = 0
     try:
         for document in block.documents():
             yield document, True
-            read += 1
     except DataError as error:
         yield Document(error.problems[0].key or block.files[0], None, problem=error), False
-        if isinstance(block, FolderBlock):
-            yield from _documents(block.after(read + 1))
+        if isinstance(block, FolderBlock) and error.problems[0].key in block.files:
+            yield from _documents(block.after(error.problems[0].key))
 
 
 def _check_block(

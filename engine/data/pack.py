@@ -23,11 +23,11 @@ import numpy as np
 
 from engine import files
 from engine.config import schema
+from engine.config.sources import BUILT_IN
 from engine.data.cache import ENDINGS, folder_of, locked_part, move_into_place, remove_parts, write_part
 from engine.data.encode import encode
 from engine.data.quarantine import Quarantine, Unusable
 from engine.data.sources.files import stamp
-from engine.data.sources.folder import STDLIB
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.rows import chosen_line
 from engine.data.sources.source import Block
@@ -182,15 +182,16 @@ def pack(
 
 def _source(data: schema.Data) -> dict[str, str]:
     """Return what names the documents of a source: keys of `data` and their values, with absolute paths."""
-    paths = [path if is_url(path) or path == STDLIB else os.path.realpath(path) for path in data.paths]
+    paths = [path if is_url(path) or path in BUILT_IN else os.path.realpath(path) for path in data.paths]
     path = paths[0] if isinstance(data.path, str) else f"[{','.join(paths)}]"
-    return {
+    named = {
         "format": data.format,
         "path": path,
         "pattern": data.pattern,
         "field": data.field,
         "encoding": data.encoding,
     }
+    return named if data.separator is None else named | {"separator": data.separator}
 
 
 def _refuse_other(prefix: Path, data: schema.Data, fingerprint: str) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus
 from engine.data.pack import LeftOut
+from engine.data.sources.folder import FolderBlock
 from engine.data.sources.jsonl import JsonlBlock, byte_place, line_places
 from engine.data.sources.source import Block
 from engine.errors import DataError
@@ -165,7 +166,15 @@ def _ordinals(blocks: Sequence[Block], place: str) -> Iterator[tuple[int, int | 
     for number, block in enumerate(blocks):
         for index, file in enumerate(block.files):
             if _same(file, place):
-                yield number, None if len(block.files) == 1 else index
+                if len(block.files) == 1:
+                    yield number, None
+                elif isinstance(block, FolderBlock) and block.separator is not None:
+                    inside_it = (
+                        at for at, one in enumerate(block.documents()) if file in (one.place, _file(one.place))
+                    )
+                    yield from ((number, at) for at in inside_it)
+                else:
+                    yield number, index
             elif inside and _same(file, path):
                 if file not in wanted:
                     is_line = isinstance(block, JsonlBlock) and inside[1].isdecimal()
@@ -174,6 +183,11 @@ def _ordinals(blocks: Sequence[Block], place: str) -> Iterator[tuple[int, int | 
                 if there is not None and not (isinstance(block, JsonlBlock) and not block.has(there)):
                     documents = enumerate(block.documents())
                     yield from ((number, ordinal) for ordinal, one in documents if one.place == there)
+
+
+def _file(place: str) -> str:
+    """Return the path of a place `path:LINE`."""
+    return place.rpartition(":")[0]
 
 
 def _same(file: str, path: str) -> bool:

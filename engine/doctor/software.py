@@ -15,7 +15,7 @@ from engine.doctor.check import Check, failed, ok, skipped, warning
 
 _HOME = Path(__file__).parents[2]
 _OURS = ("bytescale_cli", "engine", "recipes")
-_INSTALL = "install ByteScale again in this environment: pip install --upgrade bytescale"
+_INSTALL = "install ByteScale again in this environment: `pip install .` in the folder of its sources"
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ def measuring(config: Config, ranks: int, folder: Path) -> Config:
             "name": "folder",
             "format": "folder",
             "pattern": "*",
+            "separator": None,
             "path": str(folder / "documents"),
             "cache": str(folder / "tokens"),
         }

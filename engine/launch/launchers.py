@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -183,5 +184,6 @@ class Starts:
 def how_to_resume(folder: RunFolder) -> str:
     """Return the hint for a run that can go on."""
     if saved := newest_first(folder.checkpoints):
-        return f"run the same command to resume; the last checkpoint is of step {step_of(saved[0])}"
+        command = f"bytescale train --resume {shlex.quote(str(folder.root))}"
+        return f"`{command}` resumes; the last checkpoint is of step {step_of(saved[0])}"
     return "run the same command to start again; no checkpoint had been saved yet"

@@ -84,7 +84,7 @@ def _shared_draft(checkpoints: Path, name: str, token: str, files: Iterable[str]
         if content:
             for file in files:
                 (content / file).unlink(missing_ok=True)
-        hint = "free some space, or set a smaller run.keep_checkpoints; then run the same command"
+        hint = "free some space, or set a smaller run.keep_checkpoints; then resume the run"
         place = checkpoints / f".writing-{name}.{token}"
         raise StorageError(message, key=str(place), hint=hint) from error
     finally:

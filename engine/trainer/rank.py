@@ -145,6 +145,6 @@ def explain(error: BaseException) -> Cause:
         said = text[0] if text else type(error).__name__
         said = said.rpartition(".cc:")[2].partition("] ")[2] or said  # gloo's own file and line
         what = f"lost its connection to another rank: {said.partition('. This is typically')[0]}"
-        hint = "check the network between the hosts; the same command resumes"
+        hint = "check the network between the hosts; then resume the run"
         return Cause(ExitCode.HANG, Problem(what, hint=hint))
     return Cause(ExitCode.BUG, Problem(f"{type(error).__name__}: {text[0] if text else ''}"))

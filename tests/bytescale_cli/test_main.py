@@ -128,7 +128,7 @@ def test_a_bug_ends_in_70_and_a_saved_traceback(
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("engine.config.load.load", broken)
-    assert run(["train"]) == 70
+    assert run(["train", "recipe=quickstart"]) == 70
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2
     assert "unforeseen" in said[0]
@@ -222,5 +222,5 @@ def test_a_commands_own_broken_pipe_is_not_taken_for_help_that_nobody_reads(
     monkeypatch.setattr("engine.config.load.load", broken)
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # Typer wraps both
     monkeypatch.setattr(sys, "stderr", sys.stderr)
-    assert run(["train"]) == 70
+    assert run(["train", "recipe=quickstart"]) == 70
     assert "a rank has gone" in capsys.readouterr().err

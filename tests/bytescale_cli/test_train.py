@@ -13,6 +13,7 @@ import pytest
 
 from bytescale_cli.main import run
 from engine.config.load import load
+from engine.config.resolved import resolved_yaml
 from engine.config.schema import Config
 from engine.errors import BytescaleError, ExitCode
 from engine.launch import join
@@ -23,8 +24,9 @@ OnStep = Callable[[dict[str, Any]], None]
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
     """A stand-in for the launcher that records its calls."""
+    monkeypatch.chdir(tmp_path)  # where `train` makes run folders
     noted: Calls = []
 
     def train(config: Config, *, say: Say, on_step: OnStep, **options: object) -> dict[str, Any]:
@@ -65,13 +67,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def test_defaults(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["train"]) == 0
+    assert run(["train", "recipe=quickstart"]) == 0
     assert calls == [{"config": load([]), "resume": "auto", "launcher": None, "dry_run": False, "joins": None}]
     captured = capsys.readouterr()
     assert captured.out == "runs/quickstart\n"
     assert captured.err.splitlines() == [
         "starting",
-        "step 1/500  loss 3.000  10,000 tokens/s  plan balance 1.00  largest ring 2  validation loss 2.500",
+        "step 1/600  loss 3.000  10,000 tokens/s  plan balance 1.00  largest ring 2  validation loss 2.500",
     ]
 
 
@@ -82,13 +84,64 @@ def test_flags_are_aliases_of_keys(calls: Calls) -> None:
     assert [call["config"] for call in calls] == [load(one) for one in same]
 
 
+def test_nothing_is_trained_without_a_recipe(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["key"] == "recipe" and "train recipe=quickstart" in error["hint"] and calls == []
+
+
+def test_each_run_gets_a_folder_of_its_own(calls: Calls, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Else an experiment would go on with the checkpoint of the one before, or be refused."""
+    command = ["train", "recipe=quickstart"]
+    assert run(command) == run(command) == 0
+    assert not [*(tmp_path / "runs").iterdir()], "folders to which nothing was written are removed"
+    for name in ("quickstart", "quickstart-2"):
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "resolved.yaml").write_text("")
+    capsys.readouterr()
+    assert run(command) == run([*command, "--dry-run"]) == 0
+    assert "--resume runs/quickstart" in capsys.readouterr().err
+    assert run([*command, "run.out=runs/quickstart"]) == run([*command, "--out", "runs/other"]) == 0
+    folders = ["quickstart", "quickstart", "quickstart-3", "quickstart-3", "quickstart", "other"]
+    assert [call["config"].run.out for call in calls] == [f"runs/{name}" for name in folders]
+    assert {call["resume"] for call in calls} == {"auto"}
+
+
+def test_a_recipe_that_names_its_run_folder_keeps_it(calls: Calls, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: quickstart\nrun: {out: here}\n")
+    (tmp_path / "here").mkdir()
+    assert run(["train", "--config", "mine.yaml"]) == 0
+    assert calls[0]["config"].run.out == "here"
+
+
+def test_a_job_that_is_queued_again_finds_its_folder(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    Path("runs/quickstart").mkdir(parents=True)
+    assert run(["train", "recipe=quickstart"]) == 0
+    assert calls[0]["config"].run.out == "runs/quickstart"
+
+
+def test_resume_names_a_run_to_continue(calls: Calls, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    config = load(["recipe=1b-64k-1node", "context=32K", "data=folder", "data.path=texts", f"run.out={folder}"])
+    (folder / "resolved.yaml").write_text(resolved_yaml(config))
+    assert run(["train", "--resume", "runs/mine"]) == run(["train", "run.steps=7", "--resume", str(folder)]) == 0
+    same = config.run.model_copy(update={"out": "runs/mine"})
+    longer = config.run.model_copy(update={"steps": 7})
+    assert [call["config"] for call in calls] == [config.model_copy(update={"run": one}) for one in (same, longer)]
+    assert {call["resume"] for call in calls} == {"auto"}
+    assert run(["train", "recipe=quickstart", "--resume", "runs/mine", "--out", "runs/branch"]) == 0
+    assert (calls[-1]["config"].recipe, calls[-1]["resume"]) == ("quickstart", "runs/mine")
+
+
 def test_other_flags_are_passed_on(calls: Calls) -> None:
     assert run(["train", "--dry-run", "--resume", "never", "--launcher", "local"]) == 0
     assert (calls[0]["dry_run"], calls[0]["resume"], calls[0]["launcher"]) == (True, "never", "local")
 
 
 def test_json(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["train", "--json"]) == 0
+    assert run(["train", "recipe=quickstart", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"schema": 1, "ok": True, "train": {"out": "runs/quickstart"}}
 
 
@@ -171,7 +224,7 @@ def test_nothing_is_launched_when_the_config_is_wrong(calls: Calls) -> None:
 
 
 def test_the_command_exits_with_the_code_of_the_rank(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class RankError(BytescaleError):
         code = ExitCode.HANG
@@ -182,7 +235,7 @@ def test_the_command_exits_with_the_code_of_the_rank(
     fake = types.ModuleType("engine.launch.run")
     fake.train = train  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "engine.launch.run", fake)
-    assert run(["train"]) == 124
+    assert run(["train", "recipe=quickstart", f"run.out={tmp_path}"]) == 124
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 

@@ -31,11 +31,11 @@ def test_every_key_has_one_description() -> None:
         ("optimizer.name", "adamw or sgd", None, [], "adamw"),
         ("parallel.ep", "whole number", None, ["at least 1", "at most 65,536"], "1"),
         ("offload.ratio", "auto or number", None, [], "auto"),
-        ("data.path", "path or list", None, [], "stdlib"),
+        ("data.path", "path or list", None, [], "stdlib-lines"),
         ("run.weights", "path or null", None, [], "null"),
         ("data.sources", "mapping", None, [], "{}"),
         ("model.tied", "true or false", None, [], "false"),
-        ("run.steps", "whole number", None, ["at least 1", "at most 99,999,999"], "500"),
+        ("run.steps", "whole number", None, ["at least 1", "at most 99,999,999"], "600"),
     ],
 )
 def test_a_key(name: str, type_: str, unit: str | None, bounds: list[str], default: str) -> None:

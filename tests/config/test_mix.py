@@ -126,7 +126,7 @@ MISTAKES = [
         ["data.path=a", "data.sources.web.qqq=a"],
         "data.sources.web.qqq",
         "unknown key",
-        "path, format, pattern, field, encoding",
+        "path, format, pattern, separator, field, encoding",
     ),
     (["data.path=a", "data.sources.web.path.x=a"], "data.sources.web.path.x", "unknown key", "path"),
     (["data.path=a", "data.sources.2w.path=a"], "data.sources.2w", "letters, digits, - and _", "data.sources.web.path"),

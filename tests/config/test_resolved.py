@@ -30,7 +30,7 @@ def test_digest_tells_configs_apart() -> None:
 def test_diff_names_each_key_that_differs() -> None:
     old, new = load([]), load(["optimizer.lr=1e-3", "run.steps=7", "planner=static"])
     assert diff(old, new) == [
-        "run.steps: 500 -> 7",
+        "run.steps: 600 -> 7",
         "planner.name: adaptive -> static",
         "optimizer.lr: 0.004 -> 0.001",
     ]

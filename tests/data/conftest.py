@@ -27,6 +27,7 @@ def make_data() -> Callable[..., schema.Data]:
             "path": path if isinstance(path, tuple) else str(path),
             "format": "folder",
             "pattern": "**/*",
+            "separator": None,
             "field": "text",
             "encoding": "utf-8",
             "sources": {},

@@ -116,7 +116,7 @@ def test_names_of_files_take_little_memory(tmp_path: Path) -> None:
     names = [f"{number:05}/{number:010}" for number in range(64 * 200)]
     listed = ["\0".join(names[at : at + 64]) for at in range(0, len(names), 64)]
     write_blocks(
-        tmp_path / "blocks", {"web": [folder.FolderBlock("root", one, "utf-8", False, 1) for one in listed]}, None
+        tmp_path / "blocks", {"web": [folder.FolderBlock("root", one, "utf-8", False, None, 1) for one in listed]}, None
     )
     read_blocks(tmp_path / "blocks")  # what is read first fills caches
     tracemalloc.start()

@@ -342,7 +342,7 @@ def blocks_in(root: Path) -> dict[str, list[Block]]:
     """Three blocks of each format. A fingerprint reads none of their files."""
     return {
         "folder": [
-            folder.FolderBlock(str(root), f"{number}.txt\0{number}.md", "utf-8", False, 2) for number in range(3)
+            folder.FolderBlock(str(root), f"{number}.txt\0{number}.md", "utf-8", False, None, 2) for number in range(3)
         ],
         "jsonl": [jsonl.JsonlBlock(f"{root}/{number}", "text", ((0, 9), (20, 29)), 30) for number in range(3)],
         "parquet": [ParquetBlock(f"{root}/a", number, 10 * number, 30, "text", "utf-8") for number in range(3)],
@@ -358,6 +358,7 @@ def changes_of(block: Block) -> Iterator[Block]:
         "path": lambda path: f"{path}.other",
         "ranges": lambda ranges: (ranges[0], (20, 28)),
         "offsets": lambda offsets: offsets[:1],
+        "separator": lambda separator: "\n",
     }
     for name, value in vars(block).items():
         other = others.get(name, lambda value: value + (1 if isinstance(value, int) else "x"))

@@ -108,6 +108,24 @@ def test_a_document_that_was_left_out_is_named_by_its_place(form: str, tmp_path:
     assert at_place([corpus], str(tmp_path / "other.txt:3")) == ([], None)
 
 
+def test_documents_of_a_divided_file_are_found_by_line_and_together(tmp_path: Path, make_data: MakeData) -> None:
+    (tmp_path / "in").mkdir()
+    first, second, third = (tmp_path / "in" / name for name in ("a.txt", "b.txt", "c.txt"))
+    first.write_bytes(b"1\n2\n\n4")
+    second.write_bytes(b"caf\xe9\n6")
+    third.write_bytes(b"7\n8")
+    data = make_data(first.parent, separator="\n", cache=str(tmp_path / "cache"), quarantine_after=3)
+    corpus = corpus_of(data)
+    documents = known([corpus])
+    places = [f"{first}:1", f"{first}:2", f"{first}:4", f"{third}:1", f"{third}:2"]
+    assert [place.place for place in places_of([corpus], documents).values()] == places
+    for number, place in enumerate(places):
+        assert at_place([corpus], place) == ([("data", 0, number)], None)
+    assert at_place([corpus], str(third))[0] == [("data", 0, 3), ("data", 0, 4)]
+    assert at_place([corpus], f"{first}:3") == ([], "it has no token to predict")
+    assert at_place([corpus], str(second))[1] == "it cannot be used: is not UTF-8 at byte 3"
+
+
 def test_documents_behind_one_that_cannot_be_used_are_found(tmp_path: Path, make_data: MakeData) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n{\n\n[]\n{"text": "b"}\n{"text": "c"}\n')

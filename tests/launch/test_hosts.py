@@ -111,7 +111,7 @@ def test_a_cut_link_ends_the_run_and_the_same_command_resumes_it(
         (cause,) = [line for line in said.splitlines() if line.startswith("error: ")]
         assert f"{third} was lost" in cause or f"{third} has not answered" in cause
         assert other not in cause
-        assert "the same command" in said
+        assert f"train --resume {out}" in said
         (launch,) = read_launches(out / "launches.jsonl")
         assert launch.ended is not None and launch.ended - cut < 60
         assert no_process_is_left(hosts, 40), "the agent of the host that is cut off ends its ranks"

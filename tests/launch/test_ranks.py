@@ -586,4 +586,6 @@ def test_the_hint_names_the_step_from_which_a_run_resumes(tmp_path: Path) -> Non
     assert launchers.how_to_resume(folder) == "run the same command to start again; no checkpoint had been saved yet"
     for step in (7, 20):
         (folder.checkpoints / f"step-{step:08d}").mkdir(parents=True)
-    assert launchers.how_to_resume(folder) == "run the same command to resume; the last checkpoint is of step 20"
+    assert launchers.how_to_resume(folder) == (
+        f"`bytescale train --resume {folder.root}` resumes; the last checkpoint is of step 20"
+    )

@@ -116,7 +116,7 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path: Path, capsys: 
     words = ["train", "--launcher", "slurm", "--out", str(tmp_path / "run"), "--dry-run", *NODES]
     assert run(words) == 0
     text = capsys.readouterr().out
-    assert text.startswith("#!/bin/bash\n") and "train cluster.nodes=2 cluster.ranks_per_node=1 --out" in text
+    assert text.startswith("#!/bin/bash\n") and "train cluster.nodes=2 cluster.ranks_per_node=1 run.out=" in text
     assert run([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["dry_run"]["script"] + "\n" == text + "\n"
     assert not (tmp_path / "run").exists()

@@ -114,7 +114,11 @@ def test_a_loss_that_is_not_finite_is_reported(tmp_path: Path) -> None:
 def test_the_page_says_what_was_run_where_and_with_what(tmp_path: Path) -> None:
     folder = write_run(tmp_path, lines=metrics(3), traced=None)
     before = dict(run_page.about(read_run(folder)).rows)
-    assert before == {"data": "data.path=stdlib: 9 documents", "tokenizer": "bytes", "run folder": "runs/quickstart"}
+    assert before == {
+        "data": "data.path=stdlib-lines: 9 documents",
+        "tokenizer": "bytes",
+        "run folder": "runs/quickstart",
+    }
     begin(folder / "launches.jsonl", 1, 2, [f"gpu-{n}" for n in range(10)])
     found = dict(run_page.about(read_run(folder)).rows)
     assert found["hosts"] == "gpu-0, gpu-1, gpu-2, gpu-3, gpu-4, gpu-5, gpu-6, gpu-7 and 2 more"
@@ -127,7 +131,7 @@ def test_the_page_says_where_the_config_differs_from_the_recipe(tmp_path: Path) 
     overrides = ("optimizer.lr=0.5", "run.out=elsewhere")
     run = read_run(write_run(tmp_path, overrides=overrides, lines=[], traced=None))
     found = run_page.differing(run)
-    assert sorted(found.rows) == [("optimizer.lr", "0.004", "0.5"), ("run.steps", "500", "120")]
+    assert sorted(found.rows) == [("optimizer.lr", "0.004", "0.5"), ("run.steps", "600", "120")]
     same = replace(run, config=load(["recipe=llama7b-2m"]))
     assert run_page.differing(same).note == "Nowhere: all values are those of the recipe llama7b-2m."
     own = replace(run, config=run.config.model_copy(update={"recipe": "mine"}))

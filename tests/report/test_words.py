@@ -49,7 +49,7 @@ def test_numbers_and_facts_as_tables_have_them() -> None:
 
 
 def test_the_source_of_lengths() -> None:
-    assert source(load([])) == "data.path=stdlib"
+    assert source(load([])) == "data.path=stdlib-lines"
     assert source(load(["lengths=github"])) == "lengths=github"
     assert source(load(["lengths=file", "lengths.path=a.txt"])) == "lengths.path=a.txt"
 

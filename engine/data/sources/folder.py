@@ -1,4 +1,4 @@
-"""Documents from a folder: each file is one document."""
+"""Documents from a folder: each file is one document, or several with a text between them, `data.separator`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.config import schema
+from engine.config.sources import BUILT_IN
 from engine.data.sources.compressed import MOST_BYTES, unpacked
 from engine.data.sources.content import HEAD, check
 from engine.data.sources.files import below, check_different, file_size, kind, no_match, split_glob
-from engine.data.sources.source import Block, Document, checked_text, choose
+from engine.data.sources.source import Block, Document, checked_text, choose, sample_blocks
 from engine.data.sources.urls import is_url
 from engine.errors import DataError
 
-STDLIB = "stdlib"
+STDLIB, LINES = BUILT_IN
 _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__"}
 _MOST_FILES = 100_000  # files that `profile-data` reads without --sample
 _BLOCK_FILES = 64
+_WHOLE = 4  # of the files of LINES, each fourth is one document
 _FOLDER = "set data.path to a folder of text files, or data=jsonl and data.path to a file of JSON lines"
 _HINT = "make it a readable file, or exclude it with data.pattern"
 
@@ -38,7 +40,7 @@ def folder_files(data: schema.Data) -> list[tuple[Path, list[str]]]:
 def _names(path: str, pattern: str) -> tuple[Path, list[str]]:
     """Return a folder, and its files that match, sorted."""
     skipped: set[str] = set()
-    if path == STDLIB:
+    if path in BUILT_IN:
         root, skipped = Path(sysconfig.get_paths()["stdlib"]), _NOT_STDLIB
     else:
         if is_url(path):
@@ -62,19 +64,14 @@ def _names(path: str, pattern: str) -> tuple[Path, list[str]]:
     return root, names
 
 
-def _read(path: str, root: str, encoding: str, arrays: bool) -> Document:
-    """Read a file, which may be compressed.
-
-    It cannot be used if it is binary, JSON lines, an array of JSON objects unless `arrays`, or not UTF-8 with the
-    encoding `utf-8`. Raises DataError if it cannot be read.
-    """
-    with unpacked(path, _HINT, MOST_BYTES) as file:
-        text = file.read()
-    try:
-        check(text, "folder", path, root, arrays)
-        return Document(path, checked_text(text, encoding, path))
-    except DataError as error:
-        return Document(path, None, problem=error)
+def _split(text: bytes, separator: bytes, path: str) -> Iterator[Document]:
+    """Yield the documents between separators, each with the line that it begins in. A blank one has an empty text."""
+    at, line = 0, 1
+    for part in text.split(separator):
+        yield Document(f"{path}:{line}", b"" if part.isspace() else part)
+        after = at + len(part) + len(separator)
+        line += text.count(b"\n", at, after)
+        at = after
 
 
 @dataclass(frozen=True)
@@ -85,6 +82,7 @@ class FolderBlock(Block):
     names: str  # with NUL between them: each process has those of all files, and objects for each would be much larger
     encoding: str
     arrays: bool  # whether data.pattern names JSON files: then JSON arrays of objects are texts, too
+    separator: str | None  # between the documents of a file; None: a file is one document
     # Bytes of the files when they were listed. Not in the repr, which names the block in a cache beside the present
     # sizes (pack.part_path): a file that changes during a run has the same name there as for the next run.
     length: int = field(repr=False)
@@ -94,18 +92,33 @@ class FolderBlock(Block):
         begin = str(Path(self.root, "_"))[:-1]  # joining each path takes longer than a look at its file
         return [f"{begin}{name}" for name in self.names.split("\0") if name]
 
-    def after(self, count: int) -> FolderBlock:
-        """Return the block without its first `count` files."""
-        return replace(self, names="\0".join(self.names.split("\0")[count:]))
+    def after(self, path: str) -> FolderBlock:
+        """Return the block of the files behind `path`."""
+        return replace(self, names="\0".join(self.names.split("\0")[self.files.index(path) + 1 :]))
 
     @property
     def size(self) -> int:
         return self.length
 
     def documents(self) -> Iterator[Document]:
-        """Read each file. Raises DataError for one that is unreadable."""
+        """Read each file, which may be compressed.
+
+        One cannot be used if it is binary, JSON lines, an array of JSON objects unless `arrays`, or not UTF-8 with the
+        encoding `utf-8`. Raises DataError for one that is unreadable.
+        """
         for path in self.files:
-            yield _read(path, self.root, self.encoding, self.arrays)
+            with unpacked(path, _HINT, MOST_BYTES) as file:
+                text = file.read()
+            try:
+                check(text, "folder", path, self.root, self.arrays)
+                checked_text(text, self.encoding, path)
+            except DataError as error:
+                yield Document(path, None, problem=error)
+                continue
+            if self.separator is None:
+                yield Document(path, text)
+            else:
+                yield from _split(text, self.separator.encode(), path)
 
 
 def folder_blocks(data: schema.Data, sized: bool = True) -> list[Block]:
@@ -122,6 +135,8 @@ def folder_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[lis
     Returns blocks of 64 files, and the fraction of all files that they contain.
     """
     folders = folder_files(data)
+    if data.separator is not None or LINES in data.paths:  # how many documents a file has shows when it is read
+        return sample_blocks(_blocks(folders, data), sample, seed)
     total = sum(len(names) for _, names in folders)
     count = min(total, sample or _MOST_FILES)
     chosen, kept, first = choose(total, count, seed), list[tuple[Path, list[str]]](), 0
@@ -134,9 +149,17 @@ def folder_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[lis
 
 def _blocks(folders: list[tuple[Path, list[str]]], data: schema.Data, sized: bool = True) -> list[Block]:
     blocks, arrays = list[Block](), data.pattern.endswith(".json")
-    for root, names in folders:
+    parts = list[tuple[Path, list[str], str | None]]()  # with the separator of each
+    for path, (root, names) in zip(data.paths, folders, strict=True):
+        if path == LINES:
+            rest = [name for number, name in enumerate(names) if number % _WHOLE]
+            parts += [(root, names[::_WHOLE], None), (root, rest, "\n")]
+        else:
+            parts.append((root, names, data.separator))
+    for root, names, separator in parts:
         for first in range(0, len(names), _BLOCK_FILES):
-            block = FolderBlock(str(root), "\0".join(names[first : first + _BLOCK_FILES]), data.encoding, arrays, 0)
+            some = "\0".join(names[first : first + _BLOCK_FILES])
+            block = FolderBlock(str(root), some, data.encoding, arrays, separator, 0)
             length = sum(file_size(path, _HINT) for path in block.files) if sized else 0
             blocks.append(replace(block, length=length))
     return blocks

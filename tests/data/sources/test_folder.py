@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine.config import schema
+from engine.config.sources import BUILT_IN
 from engine.data.sources.folder import folder_files, folder_sample
 from engine.data.sources.formats import FORMATS
 from engine.errors import DataError
@@ -65,6 +66,55 @@ def test_several_folders_are_read_in_the_order_given(write_files: WriteFiles, ma
         folder_files(make_data((f"{root}/a", f"{root}"), pattern="**/3.txt"))
     with pytest.raises(DataError, match="contains no files that match"):
         folder_files(make_data((f"{root}/b", f"{root}/a"), pattern="1.txt"))
+
+
+@pytest.mark.parametrize(
+    ("separator", "text", "found"),
+    [
+        ("\n\n", b"one\n1\n\ntwo\n\n\n\n\nthree\n", [(1, b"one\n1"), (4, b"two"), (6, b""), (8, b"\nthree\n")]),
+        ("<|endoftext|>", b"one\n<|endoftext|>\ntwo<|endoftext|> \n", [(1, b"one\n"), (2, b"\ntwo"), (3, b"")]),
+        ("\n", b"\na\r\n\xe2\x82\xac\n", [(1, b""), (2, b"a\r"), (3, b"\xe2\x82\xac"), (4, b"")]),
+        ("--", b"", [(1, b"")]),
+    ],
+)
+def test_a_separator_divides_a_file_into_documents(
+    separator: str, text: bytes, found: list[tuple[int, bytes]], write_files: WriteFiles, make_data: MakeData
+) -> None:
+    """Each document has the line that it begins in; a blank one is empty."""
+    root = write_files({"a.txt": text, "b.txt": b"b"})
+    data = make_data(root, separator=separator)
+    expected = [(f"{root}/a.txt:{line}", part) for line, part in found] + [(f"{root}/b.txt:1", b"b")]
+    assert [(one.place, one.text) for one in documents(data)] == expected
+    blocks, fraction = folder_sample(data, None, seed=0)
+    assert fraction == 1 and [one.text for block in blocks for one in block.documents()] == [one[1] for one in expected]
+
+
+def test_a_divided_file_that_is_no_text_is_one_document(write_files: WriteFiles, make_data: MakeData) -> None:
+    root = write_files({"a": b"1\n2", "b": b"1\ncaf\xe9", "c": b"3"})
+    (block,) = FORMATS["folder"].blocks(make_data(root, separator="\n"))
+    assert [(one.place, one.text) for one in block.documents()] == [
+        *((f"{root}/a:{line}", b"%d" % line) for line in (1, 2)),
+        (f"{root}/b", None),
+        (f"{root}/c:1", b"3"),
+    ]
+
+
+def test_lines_of_the_standard_library(make_data: MakeData) -> None:
+    """Every fourth file is one document, the others have one for each line: no byte is lost but line ends."""
+    whole, blocks = (
+        FORMATS["folder"].blocks(make_data(path, pattern="**/*.py", encoding="bytes")) for path in BUILT_IN
+    )
+    files = [one for block in whole for one in block.files]
+    assert sorted(one for block in blocks for one in block.files) == sorted(files)
+    texts = {one: Path(one).read_bytes() for one in files}
+    found = {one.place: one.text for block in blocks for one in block.documents()}
+    assert [place for place in found if place in texts] == files[::4]
+    for number, file in enumerate(files):
+        lines = texts[file].split(b"\n")
+        expected = {f"{file}:{line}": text for line, text in enumerate(lines, 1)} if number % 4 else {file: texts[file]}
+        assert {place: found[place] for place in expected if not expected[place].isspace()} == {
+            place: text for place, text in expected.items() if not text.isspace()
+        }
 
 
 def test_the_standard_library_comes_without_installed_packages(make_data: MakeData) -> None:
