@@ -41,7 +41,9 @@ def speedup_picture(runs: Sequence[Run], size: Size = WIDE) -> str:
 
     def paint(axes: Axes, rows: Sequence[int]) -> list[Mark]:
         ratios = [run["speedup"] for run in runs]
-        axes.barh(rows, ratios, height=0.7, color=[QUIET if run["planner"] == "static" else FIRST for run in runs])
+        axes.barh(
+            rows, ratios, height=0.7, color=[QUIET if run["planner"].startswith("static") else FIRST for run in runs]
+        )
         axes.vlines(
             [1.0] * len(rows), [row - 0.5 for row in rows], [row + 0.5 for row in rows], color=INK, linewidth=1.0
         )

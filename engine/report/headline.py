@@ -99,11 +99,11 @@ def of_simulation(runs: Sequence[Mapping[str, Any]]) -> Headline:
     if best is None:
         return Headline(short_seconds(_seconds(runs[0])), f"per step of {runs[0]['planner']}, as simulated.")
     ratio, fastest, fixed = best
-    static = "static, tuned" if fixed.get("tuned") else "static"
+    mesh = "the best fixed mesh (static, tuned)" if fixed.get("tuned") else "a fixed mesh (static)"
     at = f", at {fastest['sweep']}" if "sweep" in fastest else ""
     text = (
-        f"{fastest['planner']} is {ratio:.2f} times as fast as the best fixed mesh ({static}){at}: a simulated step "
-        f"takes {short_seconds(_seconds(fastest))} instead of {short_seconds(_seconds(fixed))} on "
+        f"{fastest['planner']} is {ratio:.2f} times as fast as {mesh}{at}: a simulated step takes "
+        f"{short_seconds(_seconds(fastest))} instead of {short_seconds(_seconds(fixed))} on "
         f"{counted(int(fastest['ranks']), 'rank')}."
     )
     return Headline(f"{ratio:.2f} times as fast", text)

@@ -22,6 +22,7 @@ from engine.simulator.compare import BASELINE, TUNED
 from engine.units import Ints
 
 _ROWS = 24  # ranks in each of several timelines
+_HEIGHT = 320.0  # pixels of all rows of one of them
 _COLUMNS = ("step_s", "tokens_per_s", "speedup", "speedup_tuned", "compute_s", "exposed_comm_s", "bubble", "mfu")
 _NOTE = (
     "Bubble: fraction of the step during which a rank is idle: it waits for other ranks or pipeline stages, or for "
@@ -105,6 +106,6 @@ def _timelines(compared: Mapping[str, PlanSettings], runs: Sequence[Run], length
             "Each timeline has its own scale. Hatched: waits for transfers."
         )
         key = f"timeline-{re.sub(r'[^a-z0-9]+', '-', label)}"
-        picture = partial(timeline_picture, each, key=key, groups=groups)
-        figures.append(Figure.of(f"Timeline: {label}", text + some_ranks(each), picture))
+        picture = partial(timeline_picture, each, key=key, groups=groups, height=_HEIGHT)
+        figures.append(Figure.of(f"Timeline: {label}", text + some_ranks(each), picture, half=True))
     return figures

@@ -143,7 +143,7 @@ def draw(alt: AltText, size: Size, height: float, paint: Callable[[Axes], Sequen
         marks = paint(axes)
         handles, labels = axes.get_legend_handles_labels()
         if handles:
-            entry = size.font * (0.56 * max(map(len, labels)) + 4.5)  # width of the letters and of the symbol
+            entry = size.font * (0.56 * max(map(len, labels)) + 4.2)  # width of the letters and of the symbol
             rows = math.ceil(len(labels) / max(1, int(size.width / entry)))
             columns = math.ceil(len(labels) / rows)
             figure.legend(handles, labels, loc="outside upper left", ncols=columns)
