@@ -4,8 +4,8 @@ numba caches the machine code of a function next to its source file and recompil
 when a function that it calls changes in another file. After an update some ranks would plan with old formulas. So the
 cache folder is named by a digest of all sources that compiled code depends on: a new version gets a new folder.
 
-numba unpickles what it finds in its cache, so whoever writes there runs code as this user. A folder below a shared /tmp
-is used only if it is this user's own.
+numba unpickles what it finds in its cache, so whoever writes there runs code as this user. A folder below a shared one
+is used only if it is this user's own, and no other can take its place (`files.is_own`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _serves(folder: Path) -> bool:
     """Create a folder if it does not exist. Return whether no other user can have put something into it."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)  # whatever the umask: a group could write into it
         return is_own(folder)
     except OSError:
         return False

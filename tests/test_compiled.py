@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,21 @@ def test_a_folder_below_a_shared_one_is_used_only_if_no_other_user_can_write_to_
     assert compiled._folder([shared]).parent == shared, "it makes a folder of its own there"
     with pytest.raises(StorageError, match=r"no folder for compiled code can be used, of .*others"):
         compiled._folder([others])
+
+
+def test_a_group_is_other_users_too(tmp_path: Path) -> None:
+    """With a umask of 002, folders of users are writable by their group, whose members could put code there."""
+    group, free = tmp_path / "group", tmp_path / "free"
+    group.mkdir()
+    group.chmod(0o775)
+    before = os.umask(0o002)
+    try:
+        assert compiled._folder([group, group / "mine", free]).parent == free, "anyone in the group may replace it"
+        assert stat.S_IMODE(free.stat().st_mode) == 0o700
+        group.chmod(0o1775)
+        assert compiled._folder([group / "own", free]).parent == group / "own", "others cannot rename it"
+    finally:
+        os.umask(before)
 
 
 def test_the_digest_covers_every_package_with_compiled_functions(pytestconfig: pytest.Config) -> None:

@@ -143,16 +143,19 @@ class Ledger:
         """Return the shards of the sequences of a step: SHARD [H]. A rank is an HDP rank. Raises as `documents`."""
         return self._checked("ranks", step)
 
-    def damaged(self) -> list[str]:
-        """Return the damage of each file, its first step that does not match its hash; empty if all are intact."""
-        found = list[str]()
-        for number in sorted({*self._files(), *self._files("hashes")}):
+    def damaged(self, step: int | None = None) -> list[str]:
+        """Return the damage of each file, its first step that does not match its hash; empty if all are intact.
+
+        With a `step` only the files of that step are read.
+        """
+        found, numbers = list[str](), {*self._files(), *self._files("hashes")}
+        for number in sorted(numbers if step is None else numbers & {_number(step)}):
             hashes = self._read("hashes", number)
             for kind in ("documents", "ranks"):
                 rows = self._read(kind, number)
-                wrong = (step for step in hashes["step"].tolist() if not _matches(rows, hashes, kind, step))
-                if (step := next(wrong, None)) is not None:
-                    found.append(f"{self._path(kind, number).name}: step {step} does not match its hash")
+                wrong = (one for one in hashes["step"].tolist() if not _matches(rows, hashes, kind, one))
+                if (first := next(wrong, None)) is not None:
+                    found.append(f"{self._path(kind, number).name}: step {first} does not match its hash")
         return found
 
     def _checked(self, kind: str, step: int) -> Rows:

@@ -202,7 +202,7 @@ def _changed_documents(folder: RunFolder, corpora: Corpora, cursor: Cursor) -> s
     have been packed, so nothing is read for this alone.
     """
     ledger = Ledger(folder.ledger)
-    if damaged := ledger.damaged():
+    if damaged := ledger.damaged(cursor.step):
         message = f"warning: the ledger is damaged: {'; '.join(damaged)}"
         return f"{message}; the run goes on, but these steps cannot be traced or compared"
     names, rows = ledger.sources, ledger.documents(cursor.step)

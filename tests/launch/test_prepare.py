@@ -24,13 +24,24 @@ from engine.data.steps import Cursor, SequenceTable
 from engine.errors import CheckpointError, ConfigError, DataError, PreflightError, RunFolderError
 from engine.files import LOCK
 from engine.launch.launch import Launch
-from engine.launch.prepare import Start, check_owner, fetched, go_back, locked, plan_start, set_aside, write_facts
+from engine.launch.prepare import (
+    Start,
+    _changed_documents,
+    check_owner,
+    fetched,
+    go_back,
+    locked,
+    plan_start,
+    set_aside,
+    write_facts,
+)
 from engine.launch.say import Say
 from engine.run.checkpoints import TrainState, newest_first, read_state
 from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
 from engine.run.metrics import append, read_metrics
 from engine.run.remote import Remote
+from tests.data.past_run import run_of
 from tests.data.token_files import written
 from tests.data.tokenizers.chat_folder import CHATML, chat_folder
 from tests.ruins import ruin
@@ -538,3 +549,20 @@ def test_facts_name_the_tokens_that_end_a_text(tmp_path: Path) -> None:
         facts = json.loads(folder.summary.read_text())
         assert (facts["end_of_turn"], facts["generation"]) == (3, {"eos_token_id": [1, 3], "top_p": 0.9})
         shutil.rmtree(weights, ignore_errors=True)
+
+
+def test_a_start_warns_of_a_damaged_ledger_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text of a document")
+    data = ["data=folder", f"data.path={tmp_path}", "data.pattern='*.txt'", "data.validation_share=0"]
+    folder, config = run_of(tmp_path, *data, "context=16", "capacity=16", "batch_tokens=16", steps=2)
+    corpora, cursor = Corpora(config), Cursor()
+    for _ in range(2):
+        found = corpora.steps.next(cursor)
+        assert found is not None
+        _, cursor = found
+    assert _changed_documents(folder, corpora, cursor) is None
+    path = folder.ledger / "ranks-00000000.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    said = str(_changed_documents(folder, corpora, cursor))
+    assert said.startswith("warning: the ledger is damaged: ranks-00000000.bin: step 2 ")
