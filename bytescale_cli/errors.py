@@ -12,7 +12,7 @@ import typer
 
 from bytescale_cli import output
 from engine.config.spelling import nearest
-from engine.errors import BytescaleError, ExitCode, Problem, is_interrupt, memory_error, storage_error
+from engine.errors import BytescaleError, ExitCode, Problem, is_interrupt, memory_error, path_error, storage_error
 
 # Typer has bundled Click since 0.26, so the base class of all usage errors is reached through Typer.
 UsageError = typer.BadParameter.__mro__[1]
@@ -80,7 +80,7 @@ def _known(error: BaseException) -> BytescaleError:
         usage = BytescaleError(message.rstrip(".") or "is missing", key=place, hint=hint)
         usage.code = ExitCode.USAGE
         return usage
-    if full := storage_error(error) or memory_error(error):
+    if full := storage_error(error) or memory_error(error) or path_error(error):
         return full
     message = " ".join(f"this is a bug in ByteScale: {type(error).__name__}: {error}".split())
     handle, path = tempfile.mkstemp(prefix="bytescale-bug-", suffix=".txt")

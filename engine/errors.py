@@ -21,6 +21,7 @@ E = TypeVar("E", bound="BytescaleError")
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.ELOOP)  # the last: a link that another user may have made
+_NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ENXIO)
 _SHARED_MEMORY = "/dev/shm"  # semaphores, and NCCL's buffers between the GPUs of a host
 _ON_DEVICE = ("cuda error: out of memory", "cuda out of memory", "_status_alloc_failed", "cuda failure 2 ")
 _ON_HOST = ("can't allocate memory", "not enough memory", "cannot allocate memory", "bad_alloc", "out of memory")
@@ -153,6 +154,15 @@ def storage_error(error: BaseException) -> StorageError | None:
     if error.errno in _FORBIDDEN and place is not None:  # without a path it is not about a file
         hint = f"`namei -l {shlex.quote(place)}` shows the permissions of this path and of its folders"
         return StorageError(os.strerror(error.errno), key=place, hint=hint)
+    return None
+
+
+def path_error(error: BaseException) -> ConfigError | None:
+    """Convert an OSError of a path that names no file, such as one of 300 characters. None for any other error."""
+    if isinstance(error, OSError) and error.errno in _NO_PATH and error.filename is not None:
+        place = str(error.filename)
+        place = place if len(place) <= _SAID else f"{place[:_SAID]}..."
+        return ConfigError(os.strerror(error.errno), key=place, hint="choose another path")
     return None
 
 

@@ -6,6 +6,7 @@ made of the text. Values are those of YAML 1.1, in which `yes` is true.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from engine.readers import DEEPEST, SMALL, Refusal, wrong_number
 
 MOST_BYTES = SMALL
 _MOST = 100_000  # values in a text, aliases expanded
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # in no name of a file
 _WRITE = "write KEY: VALUE"
 
 
@@ -34,6 +36,8 @@ class _Loader(yaml.SafeLoader):
         if self._level > DEEPEST:
             raise _mistake(f"values are more than {DEEPEST} deep", mark)
         node = super().compose_node(parent, index)
+        if isinstance(node, yaml.ScalarNode) and _NO_TEXT.search(node.value):
+            raise _mistake("a text contains a NUL or half a character (a surrogate)", mark)
         self._level -= 1
         if not is_alias:
             found = [self._sizes[id(one)] for one in _inside(node)]

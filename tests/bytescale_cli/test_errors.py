@@ -129,6 +129,14 @@ def test_running_out_of_memory_is_no_bug(error: Exception, capsys: pytest.Captur
     assert second.startswith("hint: ")
 
 
+@pytest.mark.parametrize("kind", [errno.ENAMETOOLONG, errno.ENOTDIR])
+def test_a_path_that_names_no_file_is_no_bug(kind: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(OSError(kind, "odd", "x" * 3000), as_json=False, debug=False) == 2
+    first, second = lines(capsys)
+    assert first.startswith("error: xxx") and len(first) < 300
+    assert second.startswith("hint: ")
+
+
 def test_memory_names_the_module_in_which_it_ran_out(capsys: pytest.CaptureFixture[str]) -> None:
     from engine.readers import parse_json
 

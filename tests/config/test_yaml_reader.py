@@ -46,6 +46,8 @@ BAD = {
     "no date": ("a: !!timestamp foo", 1),
     "no bool": ("a: !!bool foo", 1),
     "an object": ("a: !!python/object/apply:os.system [ls]", 1),
+    "a NUL": ('a: 1\nb: "c\\0d"', 2),
+    "half a character": ('a: 1\nb: "\\ud800"', 2),
     "a list as key": ("? [a]\n: b", 1),
 }
 
