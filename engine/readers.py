@@ -19,7 +19,8 @@ from engine.errors import BytescaleError, DataError
 MIB = 1 << 20
 SMALL = 16 * MIB  # bytes of files that people edit, and of what a run says about itself
 LARGE = 256 * MIB  # bytes of files that grow with a model: tokenizers (known: 35 MiB), indexes of tensors
-HUGE = 16 << 30  # bytes of files that grow with the steps of a run and their documents
+GIB = 1 << 30
+HUGE = 16 * GIB  # bytes of files that grow with the steps of a run and their documents
 DEEPEST = 100  # lists and objects inside each other
 AGAIN = "copy it again from its source"
 _KINDS = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -196,9 +197,8 @@ def _fault(text: bytes) -> str | None:
 
 def _refuse(path: Path, wrong: list[Problem]) -> None:
     """Raise a DataError that lists the first invalid lines and the number of others; do nothing if there are none."""
-    if len(wrong) == 1:
-        raise DataError(wrong[0].message, key=wrong[0].key, hint="write one whole number of tokens per line")
     if wrong:
+        wrong[0] = replace(wrong[0], hint="write one whole number of tokens per line")
         more = len(wrong) - _SHOWN
         others = [Problem(f"{more} more invalid lengths", str(path))] if more > 0 else []
         raise DataError.of([*wrong[:_SHOWN], *others])

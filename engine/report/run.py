@@ -16,7 +16,7 @@ from engine.config.schema import Config
 from engine.errors import BytescaleError, StorageError
 from engine.files import LOCK
 from engine.planner.plan.step_plan import StepPlan
-from engine.readers import HUGE, LARGE, read_bytes, read_object
+from engine.readers import GIB, LARGE, read_bytes, read_object
 from engine.report.boxes import Span, of_plan
 from engine.run.folder import RunFolder
 from engine.run.launches import LaunchRecord, read_launches
@@ -91,7 +91,7 @@ def read_run(folder: Path, say: Callable[[str], None] = lambda line: None) -> Ru
     trace = None
     if run.plan.exists() and run.trace.exists():
         with _named(run.plan):
-            plan = StepPlan.from_bytes(read_bytes(run.plan, HUGE))
+            plan = StepPlan.from_bytes(read_bytes(run.plan, GIB))
         with _named(run.trace):
             measured = read_object(run.trace, LARGE)
             spans = tuple(Span(*span) for span in measured["spans"])

@@ -126,7 +126,7 @@ def table(run: RunData) -> list[Pair]:
     if not run.lines:
         return []
     degree, speed, seconds = run.column("max_degree"), run.speed, float(np.nansum(run.column("step_s")))
-    rings, largest = int((degree >= 2).sum()), int(np.nanmax(degree))
+    rings, largest = int((degree >= 2).sum()), int(np.nanmax(degree, initial=0))
 
     def wait(name: str) -> str:
         waited = float(np.nansum(run.column(name)))

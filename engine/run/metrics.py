@@ -11,7 +11,12 @@ from typing import Any
 from engine import files
 from engine.config.units import counted
 from engine.files import write_durably
-from engine.readers import HUGE, parse_line, read_bytes
+from engine.readers import GIB, parse_line, read_bytes
+
+_MOST_BYTES = 2 * GIB  # some millions of steps
+_MOST = 1e300  # of a value
+_NUMBERS = ("tokens", "tokens_per_s", "step_s", "plan_wait_s", "data_wait_s", "max_degree", "balance", "lr")
+_MAY_BE_INFINITE = ("loss", "validation_loss", "grad_norm")  # or NaN
 
 
 def read_metrics(
@@ -23,7 +28,7 @@ def read_metrics(
     may be writing the last line.
     """
     found, damaged = list[dict[str, Any]](), list[int]()
-    *complete, rest = read_bytes(path, HUGE).split(b"\n") if path.exists() else [b""]
+    *complete, rest = read_bytes(path, _MOST_BYTES).split(b"\n") if path.exists() else [b""]
     for number, text in enumerate([*complete, rest] if rest else complete, start=1):
         line = _parse(text)
         if line is not None:
@@ -64,7 +69,11 @@ def _parse(text: bytes) -> dict[str, Any] | None:
         line = parse_line(text)
     except ValueError:
         return None
-    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
+    if not isinstance(line, dict) or type(line.get("step")) is not int:
+        return None
+    values = [line["step"], *(line[name] for name in _NUMBERS if line.get(name) is not None)]
+    values += [line[name] for name in _MAY_BE_INFINITE if line.get(name) is not None and type(line[name]) is not float]
+    return line if all(type(one) in (int, float) and -_MOST < one < _MOST for one in values) else None
 
 
 def cut_back(path: Path, step: int, say: Callable[[str], None] = lambda line: None) -> None:

@@ -81,7 +81,7 @@ def main() -> int:
 
     try:
         track(RunFolder(root), name, sys.stdin, report)
-    except (Exception, SystemExit) as error:  # whatever a library raises
+    except Exception as error:  # whatever a library raises
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         hint = f"; `pip install {name}` installs it" if isinstance(error, ImportError) else ""

@@ -9,7 +9,7 @@ from engine.errors import DataError
 from engine.files import write_durably, write_json
 from engine.parallel.groups import Groups
 from engine.planner.plan.step_plan import StepPlan
-from engine.readers import HUGE, read_bytes
+from engine.readers import GIB, read_bytes
 from engine.report.boxes import Span, shown_in_run
 from engine.run.folder import RunFolder
 from engine.trainer.step import StepTimes
@@ -32,7 +32,7 @@ class Trace:
         if self._groups.rank == 0:
             # None is written, or it is damaged or of another version: a later step replaces it.
             with suppress(OSError, DataError, ValueError, KeyError, TypeError):
-                shown = _shows(StepPlan.from_bytes(read_bytes(self._folder.plan, HUGE)))
+                shown = _shows(StepPlan.from_bytes(read_bytes(self._folder.plan, GIB)))
         degree, has_unsplit = control.largest(*shown)
         self._shown = int(degree), bool(has_unsplit)
 

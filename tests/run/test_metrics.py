@@ -18,6 +18,13 @@ def test_floats_are_read_back_exactly_and_a_cut_line_is_skipped(tmp_path: Path) 
 
 
 DAMAGED = [b"\0" * 40, b"\xff\xfe", b'{"step": 2, "lo', b"[2]", b'{"loss": 2.0}', b'{"step": null}', b""]
+DAMAGED += [
+    b'{"step": 2, "loss": "low"}',
+    b'{"step": 2, "tokens": NaN}',
+    b'{"step": 2, "tokens": [1]}',
+    b'{"step": true}',
+]
+DAMAGED += [b'{"step": true}', b"[" * 100_000, b'{"step": ' + b"9" * 400 + b"}", b'{"step": ' + b"9" * 5000 + b"}"]
 
 
 @pytest.mark.parametrize("text", DAMAGED)
