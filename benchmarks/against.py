@@ -7,7 +7,7 @@ times are processor time, so other work on the machine matters little; the least
 that is not counted, in which code is compiled. A ratio above 1 means that this checkout is slower.
 
 - planning: a plan with its verification, by each checkout's own benchmarks/planning.py, over its traces; also the
-  balance (compute only) and makespan / lower bound, in the mean over seeds. Both depend on the cost model, too.
+  balance (compute only) and the makespan, in the mean over seeds. They depend on the cost model, too.
 - engine: one rank trains a model of 0.5M parameters on documents of one length; steps after the first.
 - start: `train recipe=quickstart run.steps=1`, all its processes together.
 - plan, help: `bytescale plan recipe=quickstart`, `bytescale --help`.
@@ -163,7 +163,7 @@ def main() -> None:
     arguments = parser.parse_args()
     found = []
     if not arguments.json:
-        print("| measure | then | now | ratio | balance | makespan / bound |\n|---|---|---|---|---|---|")
+        print("| measure | then | now | ratio | balance | makespan, s |\n|---|---|---|---|---|---|")
     with checkout(arguments.commit) as other:
         measured = rows((other, _HERE), arguments.only.split(","), arguments.sizes.split(","), arguments.turns)
         for row in measured:
@@ -171,7 +171,7 @@ def main() -> None:
             if not arguments.json:
                 quality = [
                     f"{row[f'{name}_then']:.4f} -> {row[f'{name}_now']:.4f}" if f"{name}_now" in row else ""
-                    for name in ("balance", "over_bound")
+                    for name in ("balance", "makespan_s")
                 ]
                 cells = [row["measure"], f"{row['then']:.4g}", f"{row['now']:.4g}", f"{row['ratio']:.2f}", *quality]
                 print("| " + " | ".join(cells) + " |", flush=True)
