@@ -25,6 +25,7 @@ _NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ENXIO)
 _SHARED_MEMORY = "/dev/shm"  # semaphores, and NCCL's buffers between the GPUs of a host
 _ON_DEVICE = ("cuda error: out of memory", "cuda out of memory", "_status_alloc_failed", "cuda failure 2 ")
 _ON_HOST = ("can't allocate memory", "not enough memory", "cannot allocate memory", "bad_alloc", "out of memory")
+_NO_SEGMENT = "failed to map segment from shared object"
 _SAID = 200  # characters of what a library has said
 _SEMAPHORE, _SEGMENT = 1 << 12, 16 << 20  # bytes of either, at most
 
@@ -179,6 +180,9 @@ def memory_error(error: BaseException) -> MemoryFitError | None:
         hint = "`ulimit -u` and pids.max of the control group limit their number; free some memory"
         return MemoryFitError("out of memory, or of threads: no thread can be started", hint=hint)
     of_host = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    if isinstance(error, (OSError, ImportError)):  # the loader of shared libraries names no errno
+        before = error.__cause__ or error.__context__
+        of_host = of_host or any(_NO_SEGMENT in str(one) for one in (error, before))
     if not (of_host or (isinstance(error, RuntimeError) and _signs(text, _ON_HOST))):
         return None
     where = error.__traceback__ and [frame.filename for frame in extract_tb(error.__traceback__)]

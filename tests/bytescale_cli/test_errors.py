@@ -119,6 +119,7 @@ def test_an_interrupt_is_no_bug(error: BaseException, capsys: pytest.CaptureFixt
         RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("can't start new thread"),
+        ImportError("libx.so: failed to map segment from shared object"),
     ],
     ids=str,
 )
