@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, loaded, with_config
+from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, chosen, loaded, with_config
 
 if TYPE_CHECKING:
     from engine.config.describe import Key
@@ -38,7 +38,7 @@ def show(
         from engine.config.keys import leaf_of
         from engine.config.origin import origins
 
-        typed = with_config(overrides, config_file)
+        typed = chosen(with_config(overrides, config_file), quiet=True)
         places = origins(typed)
         if config.run.weights is not None:
             before, after = (flat(one.model.model_dump(mode="json")) for one in (load(typed, rules=False), config))

@@ -207,10 +207,24 @@ def with_config(overrides: Sequence[str] | None, file: str | None) -> list[str]:
     return with_aliases(overrides or [], {("--config", "recipe"): path})
 
 
+def chosen(given: list[str], quiet: bool = False) -> list[str]:
+    """Add the overrides for the format of documents that overrides do not name; see engine.data.choose.with_format.
+
+    A line says what was chosen, unless `quiet`.
+    """
+    from engine.config.named import names_path_alone
+
+    if not names_path_alone(given):
+        return given
+    from engine.data.choose import with_format
+
+    return with_format(given, (lambda line: None) if quiet else output.say)
+
+
 def loaded(overrides: Sequence[str] | None, file: str | None, say: Callable[[str], None] = lambda line: None) -> Config:
     """Load the config of a command's overrides and its `--config FILE`; `say` as in engine.config.load.load."""
     with config_as_typed(file):
-        return load_with_weights(with_config(overrides, file), say)
+        return load_with_weights(chosen(with_config(overrides, file)), say)
 
 
 def load_with_weights(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,11 +17,14 @@ from bytescale_cli.options import (
     PlotOfPlan,
     Trace,
     check_steps,
-    loaded,
+    chosen,
+    config_as_typed,
+    load_with_weights,
     plot_path,
     say_toys,
     trace_path,
     whole_number,
+    with_config,
 )
 
 if TYPE_CHECKING:
@@ -57,19 +61,23 @@ def plan(
 
     from engine.config.units import counted
     from engine.data.lengths import step_lengths
+    from engine.data.scale import is_without_recipe, planned_for, scaled
     from engine.fit.check import check_fit
     from engine.planner.make import plan_step
     from engine.planner.settings import PlanSettings
     from engine.report.words import MODES, PLAN_FACTS, hdp_ranks, source
     from engine.simulator.facts import facts
 
-    config = loaded(overrides, config_file, output.say)
+    say = cache(output.say)  # each line once: documents may be read twice
+    with config_as_typed(config_file):
+        given = chosen(with_config(overrides, config_file))
+        config = scaled(given, say=say)[0] if is_without_recipe(given) else load_with_weights(given, say)
     output.say_when_compiling()
     settings = PlanSettings.of(config)
     check_fit(config)
     plans: list[StepPlan] = []
     found: list[dict[str, Any]] = []
-    for lengths in step_lengths(config, steps, output.say):
+    for lengths in step_lengths(config, steps, say):
         started = time.perf_counter()
         plans.append(plan_step(lengths, settings))
         seconds = time.perf_counter() - started
@@ -112,7 +120,7 @@ def plan(
         rings.append(dict(zip(_RINGS, cells, strict=True)))
     lines += ["", output.sections(_RINGS[:1], {"Which sequences are split?": _RINGS[1:]}, rings)]
     say_toys(config, "model", "lengths", "rates")
-    answer = {"plan": found[0], "steps": found, "source": source(config)}
+    answer = {"plan": found[0], "steps": found, "source": source(config), "for": planned_for(config)}
     output.emit(answer, output.fill("\n".join(lines)), as_json=json)
 
 

@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, Plot, loaded, plot_path, whole_number, with_config
+from bytescale_cli.options import (
+    ConfigFile,
+    Debug,
+    Json,
+    Overrides,
+    Plot,
+    chosen,
+    config_as_typed,
+    load_with_weights,
+    plot_path,
+    whole_number,
+    with_config,
+)
 from bytescale_cli.terminal import is_live
 from engine.errors import ConfigError, MemoryFitError
 
@@ -54,6 +66,7 @@ def profile_data(
     from engine.data.lengths import document_lengths, example_step, source_weights
     from engine.data.mixture import SCALE
     from engine.data.profile import describe, suggest
+    from engine.data.scale import is_without_recipe, planned_for, scaled
     from engine.data.scan import mixed
     from engine.fit.check import fit_error
     from engine.fit.largest import largest_capacity, named_ratio
@@ -63,20 +76,26 @@ def profile_data(
     from engine.report.words import source
     from engine.simulator.facts import facts
 
-    config = loaded(overrides, config_file, output.say)
-    if named(with_config(overrides, config_file)) == (None, None):
-        yours = "bytescale profile-data data=jsonl data.path=FILE (docs/data.md)"
-        output.say(f"no documents are named: these are {source(config)} of recipe={config.recipe}; for yours: {yours}")
+    with config_as_typed(config_file), _progress() as progress:
+        given = chosen(with_config(overrides, config_file))
+        if is_without_recipe(given):
+            config, sources = scaled(given, sample, progress, output.say)
+        else:
+            config = load_with_weights(given, output.say)
+            if named(given) == (None, None):
+                yours = "bytescale profile-data data.path=FILE (docs/data.md)"
+                of = f"{source(config)} of recipe={config.recipe}"
+                output.say(f"no documents are named: these are {of}; for yours: {yours}")
+            sources = document_lengths(config, sample, progress, output.say)
     output.say_when_compiling()
     settings = PlanSettings.of(config)
-    with _progress() as progress:
-        sources = document_lengths(config, sample, progress, output.say)
     weights = source_weights(config)
     found = mixed(sources, weights)
     largest = largest_capacity(settings, named_ratio(config))
     suggested = suggest(found, config, settings, largest)
     data = describe(found, config.context) | {
         "source": source(config),
+        "for": planned_for(config),
         "sources": [
             {"name": name, "share": weights.get(name, 0) / SCALE} | describe(one, config.context)
             for name, one in sources.items()

@@ -16,6 +16,7 @@ from bytescale_cli.options import (
     Plot,
     Trace,
     check_steps,
+    chosen,
     config_as_typed,
     load_with_weights,
     plot_path,
@@ -104,7 +105,7 @@ def simulate(
     names = list(dict.fromkeys(["static", *names]))  # each once; static is first because speed-ups are relative to it
     path, timeline = plot_path(plot), trace_path(trace)
     with config_as_typed(config_file):  # reports a wrong value before the first run
-        points = list(_points(with_config(overrides, config_file), swept))
+        points = list(_points(chosen(with_config(overrides, config_file)), swept))
     said = dict[str, str]()
     for config, extra in points:
         same, words = config.model_dump_json(), " ".join(extra)
@@ -146,8 +147,8 @@ def _points(overrides: list[str], swept: dict[str, list[str]]) -> Iterator[Point
     from itertools import product
 
     say = cache(output.say)  # each line once, not at every point
-    for chosen in product(*swept.values()):
-        extra = [f"{key}={value}" for key, value in zip(swept, chosen, strict=True)]
+    for values in product(*swept.values()):
+        extra = [f"{key}={value}" for key, value in zip(swept, values, strict=True)]
         try:
             yield load_with_weights([*overrides, *extra], say, say), extra
         except ConfigError as error:

@@ -20,6 +20,7 @@ from bytescale_cli.options import (
     Json,
     Overrides,
     choice,
+    chosen,
     config_as_typed,
     load_with_weights,
     named_as_typed,
@@ -89,6 +90,7 @@ def train(
     with config_as_typed(config_file), named_as_typed(aliases), ExitStack() as claim:
         place = joined(os.environ, terminal=os.isatty(0)) if launcher in (None, "slurm") else None
         with _silent_unless_first(place):
+            given = chosen(given, quiet=bool(place and not place.first))
             submitted = launcher in ("slurm", "k8s") and not place
             config = load_with_weights([*given, *(place.settings(given) if place else [])], elsewhere=submitted)
         if place and not place.first:

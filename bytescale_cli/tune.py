@@ -17,6 +17,7 @@ from bytescale_cli.options import (
     Overrides,
     check_at_least,
     check_steps,
+    chosen,
     config_as_typed,
     load_with_weights,
     new_recipe,
@@ -74,7 +75,7 @@ def tune(
         typed = with_config(overrides, config_file)
         given = {key for key, equals, _ in (text.partition("=") for text in typed) if equals}
         fixed = [key for key in SEARCHED if key in given]
-        config, broken = _load(typed, fixed)
+        config, broken = _load(chosen(typed), fixed)
     output.say_when_compiling()
     lengths = list(step_lengths(config, steps, output.say))
     with waiting("searching"):

@@ -52,6 +52,16 @@ def named_by(others: Sequence[str], own: Sequence[OwnRecipe]) -> Named:
     return Named(documents, lengths)
 
 
+def names_path_alone(overrides: Sequence[str]) -> bool:
+    """Return whether these overrides, or a recipe of one's own, set `data.path`, and none of them a format."""
+    others, own, _ = separate(overrides)
+    keys = [text.partition("=")[0] for text in others]
+    for recipe in own:
+        entries = [entry for entry in recipe.values.get("defaults", []) if isinstance(entry, Mapping)]
+        keys += [*(key for key in recipe.lines if key != "data"), *(key for entry in entries for key in entry)]
+    return "data.path" in keys and not {"data", "data.format", "override /data"} & {*keys}
+
+
 def _layers(others: Sequence[str], own: Sequence[OwnRecipe]) -> Iterator[tuple[str | None, str | None]]:
     """Yield what names documents and what names lengths: of the command line, then of each file."""
     keys = {text.partition("=")[0]: text for text in others}

@@ -72,10 +72,10 @@ def _quote_path(text: str) -> str:
         items = [_quote_path(f"data.path={item.strip()}").partition("=")[2] for item in value[1:-1].split(",")]
         return f"{key}=[{','.join(items)}]"
     path = str(Path(value).expanduser()) if value.startswith("~") else value
-    return key + equals + _quoted(path)
+    return key + equals + quoted(path)
 
 
-def _quoted(value: str) -> str:
+def quoted(value: str) -> str:
     """Quote a text, so that Hydra reads every character of it literally."""
     # In Hydra's grammar backslashes are doubled only before a quote, and so before the closing quote.
     escaped = re.sub(r'(\\*)"', r'\1\1\\"', value)
@@ -114,7 +114,7 @@ def _problem(text: str) -> Problem | None:
             return Problem("is a list without brackets", text, f"write {keys.in_shell(f'{key}=[{value}]')}")
         if _THOUSANDS.fullmatch(value):
             return Problem("has commas", text, f"write {key}={value.replace(',', '')}")
-        twice = f", or quote it twice: {keys.in_shell(f'{key}={_quoted(value)}')}" if keys.is_text(key) else ""
+        twice = f", or quote it twice: {keys.in_shell(f'{key}={quoted(value)}')}" if keys.is_text(key) else ""
         return Problem("has several values", text, f"give one value{twice}")
     if key in tree.groups():
         return option_problem(key, override.value())
@@ -136,11 +136,11 @@ def _unparsed(key: str, value: str) -> Problem:
     if unknown is not None:
         return unknown
     if keys.is_text(key):
-        return Problem("cannot be parsed", text, f"quote it twice: {keys.in_shell(f'{key}={_quoted(value)}')}")
+        return Problem("cannot be parsed", text, f"quote it twice: {keys.in_shell(f'{key}={quoted(value)}')}")
     if keys.is_texts(key):
         items = [item.strip().strip("'\"") for item in value.strip("[]").split(",")]
-        quoted = ",".join(_quoted(item) for item in items if item)
-        return Problem("cannot be parsed", text, f"quote each value: {keys.in_shell(f'{key}=[{quoted}]')}")
+        listed = ",".join(quoted(item) for item in items if item)
+        return Problem("cannot be parsed", text, f"quote each value: {keys.in_shell(f'{key}=[{listed}]')}")
     help_ = f"`bytescale config help {key}` shows what it takes"
     lacks = _unclosed(value)
     if not lacks:

@@ -10,8 +10,8 @@ from engine.config.sources import BUILT_IN
 Part = Literal["model", "documents", "lengths", "rates"]
 _WAYS: dict[Part, str] = {
     "model": "model=tiny (recipe=NAME; `bytescale recipes list`)",
-    "documents": "documents of Python's standard library (data=jsonl data.path=FILE)",
-    "lengths": "lengths of Python's standard library (data=jsonl data.path=FILE, or lengths=github)",
+    "documents": "documents of Python's standard library (data.path=FILE)",
+    "lengths": "lengths of Python's standard library (data.path=FILE, or lengths=github)",
     "rates": "nominal hardware rates (`bytescale profile-hardware`)",
 }
 

@@ -77,7 +77,7 @@ def document_lengths(
             def of_all(done: float, before: int = len(found)) -> None:
                 progress((before + done) / len(sources))
 
-            found[name] = scan(one, sample, config.run.seed, of_all, say)
+            found[name] = scan(one, sample, config.run.seed, of_all, say, config.model.vocab)
         return found
     if source.name == "file":
         if sample is not None:

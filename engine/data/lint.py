@@ -31,7 +31,7 @@ from engine.data.sources.files import find
 from engine.data.sources.folder import FolderBlock, folder_blocks
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.jsonl import JsonlBlock
-from engine.data.sources.rows import chosen_line
+from engine.data.sources.notes import notes
 from engine.data.sources.source import Block, Document, Message
 from engine.data.text_checks import RUN, longest_run_of_ids, suspicious
 from engine.data.token_file import TokenFile
@@ -177,8 +177,8 @@ def lint(
 ) -> Tally:
     """Read all documents of all sources with `workers` processes, None for one per core, and return what was found.
 
-    The result does not depend on the number of processes. `keep` examples of each finding are kept. `say` gets a line
-    about each source whose field is chosen by the shape of its documents. Raises DataError if a source has no files or
+    The result does not depend on the number of processes. `keep` examples of each finding are kept. `say` gets
+    the lines of `notes` about each source. Raises DataError if a source has no files or
     is not what the config says, OSError if the temporary folder is full.
     """
     tally = Tally(keep)
@@ -186,7 +186,7 @@ def lint(
     for source, data in enumerate(sources):
         blocks = _blocks(data, tally)
         items += [(source, block) for block in blocks]
-        if line := chosen_line(blocks, data.field):
+        for line in notes(data, blocks, limits.vocabulary):
             say(line)
     places = _Places([block for _, block in items])
     with TemporaryDirectory(prefix="bytescale-lint-") as folder:

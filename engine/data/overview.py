@@ -21,7 +21,7 @@ from engine.data.apart import check_cache
 from engine.data.bigrams import BigramCounts
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus, list_blocks, open_corpora
 from engine.data.pack import Tokens, pack_blocks
-from engine.data.sources.rows import chosen_line
+from engine.data.sources.notes import notes
 from engine.data.steps import Cursor, Steps
 from engine.data.tokenizers.load import BYTES, open_tokenizer
 from engine.errors import ConfigError, DataError
@@ -52,7 +52,7 @@ class Corpora:
         tokenizer has more tokens than the model, or if `data.cache` is among its documents.
         """
         check_cache(config.data)
-        self.data = config.data
+        self.data, self.vocabulary = config.data, config.model.vocab
         self.blocks = list_blocks(config.data)
         self.sources = open_corpora(config.data, self.blocks)
         _check_tokenizer(self.sources, config.data)
@@ -78,11 +78,11 @@ class Corpora:
     def pack_first(self, cursor: Cursor, say: Say) -> None:
         """Pack the blocks that the step at `cursor` and the validation set need first, with all cores; all if few.
 
-        `say` gets lines of progress, and one for each source whose field is chosen by the shape of its documents.
+        `say` gets lines of progress, and those of `notes` about each source.
         Raises DataError and StorageError as `pack_block` does.
         """
         for name, one in source_configs(self.data).items():
-            if line := chosen_line(self.blocks.get(name, ()), one.field):
+            for line in notes(one, self.blocks.get(name, ()), self.vocabulary):
                 say(line)
         needed = {corpus.name: set(range(corpus.blocks) if self.are_few else ()) for corpus in self.sources}
         for name, block in () if self.are_few else (*self.steps.upcoming(cursor, 0), *self.steps.validating()):
@@ -164,6 +164,21 @@ def _check_vocabulary(corpora: Sequence[Corpus], config: Config) -> None:
             message = f"is smaller than the vocabulary of the documents' tokenizer, {size:,} ({corpus.place})"
             hint = "set model.vocab={}" if config.run.weights is None else "choose run.weights with a vocabulary of {}"
             raise ConfigError(message, key=f"model.vocab={config.model.vocab}", hint=f"{hint.format(size)} or more")
+
+
+def check_ids(corpora: Sequence[Corpus], vocabulary: int) -> None:
+    """Raise DataError if a token file of another tool has a token that is not in the model's vocabulary.
+
+    Of a file above 64 MiB only parts are read; ranks compare every token that they read (`corpus.Reader`).
+    """
+    for corpus in corpora:
+        if isinstance(corpus, TokenCorpus) and corpus.facts is None:
+            least, largest = corpus.tokens.extremes(SMALL)
+            wrong = least if least < 0 else largest
+            if not 0 <= wrong < vocabulary:
+                message = f"its tokens go from {least} to {largest}, but the model's vocabulary has {vocabulary}"
+                hint = f"set model.vocab to {largest + 1} or more, or choose tokens of the model's tokenizer"
+                raise DataError(message, key=f"{corpus.place}.bin", hint=hint if least >= 0 else None)
 
 
 def _is_bytes(corpus: Corpus) -> bool:

@@ -29,7 +29,7 @@ from engine.data.encode import encode
 from engine.data.quarantine import Quarantine, Unusable
 from engine.data.sources.files import stamp
 from engine.data.sources.formats import FORMATS
-from engine.data.sources.rows import chosen_line
+from engine.data.sources.notes import notes, nothing_to_train
 from engine.data.sources.source import Block
 from engine.data.sources.urls import is_url
 from engine.data.token_file import TokenFile, TokenWriter, concatenate, token_dtype
@@ -145,7 +145,7 @@ def pack(
 ) -> Facts:
     """Write the documents of a source as PREFIX.bin, .idx, .hash, .blocks and .json, with `workers` processes.
 
-    None uses all cores. `say` gets a line if the field is chosen by the shape of the documents. Parts that an
+    None uses all cores. `say` gets the lines of `notes`. Parts that an
     interrupted call has written are used again. A token file at PREFIX is replaced if it has the same documents, which
     may have grown; it stays as it is until the new one is complete. Raises ConfigError if it has others, DataError for
     an invalid document or if none has text, StorageError if writing fails or another process is packing the same file.
@@ -153,7 +153,7 @@ def pack(
     tokens = Tokens.of(data)
     _refuse_other(prefix, data, tokens.fingerprint)
     blocks = FORMATS[data.format].blocks(data)
-    if line := chosen_line(blocks, data.field):
+    for line in notes(data, blocks):
         say(line)
     parts = parts_path(prefix)
     try:
@@ -175,8 +175,7 @@ def pack(
     except OSError as error:
         raise _unwritable(error, prefix) from error
     if not facts.documents:
-        message = f"every document ({facts.empty:,}) is empty" if facts.empty else "contains no documents"
-        raise DataError(message, key=data.path_text, hint="set data.path to documents with text")
+        raise nothing_to_train(data.path_text, blocks, facts.empty, facts.broken)
     return facts
 
 

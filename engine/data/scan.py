@@ -17,7 +17,7 @@ from engine.config import schema
 from engine.data.encode import encode
 from engine.data.pack import Tokens
 from engine.data.sources.formats import FORMATS
-from engine.data.sources.rows import chosen_line
+from engine.data.sources.notes import notes
 from engine.data.sources.source import Block, Document, usable
 from engine.data.token_file import TokenFile
 from engine.data.workers import cores, in_processes
@@ -53,20 +53,21 @@ def scan(
     seed: int,
     progress: Progress = lambda done: None,
     say: Callable[[str], None] = lambda line: None,
+    vocabulary: int | None = None,
 ) -> Documents:
     """Measure the documents of a source, or about `sample` of them, chosen at random with `seed`.
 
     Without `sample`, a folder of up to 100,000 files, or other files of up to 1 GiB, are read completely, and a random
     sample of this size from a larger one. (Of 100,000 documents, 100 are longer than the 99.9th percentile.) `progress`
-    is called after each block, `say` gets a line if the field is chosen by the shape of the documents. Raises DataError
-    for an invalid document, or if all documents are empty.
+    is called after each block, `say` gets the lines of `notes` for a model with `vocabulary`. Raises DataError for an
+    invalid document, or if all documents are empty.
     """
     if data.format == "tokens":
         tokens = TokenFile.open(Path(data.paths[0]))
         stored = tokens.lengths(0, len(tokens)) - 1
         return Documents(stored[stored > 0], int((stored < 1).sum()))
     blocks, fraction = FORMATS[data.format].sample(data, sample, seed)
-    if line := chosen_line(blocks, data.field):
+    for line in notes(data, blocks, vocabulary):
         say(line)
     inputs: list[int] = []
     hint = "read fewer documents with --sample, or close other programs"

@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 
 from engine.config.schema import Config
 from engine.config.sources import source_configs
-from engine.data.corpus import Corpus, open_chosen
+from engine.data.corpus import Corpus, TextCorpus, open_chosen
 from engine.data.mixture import SCALE, Mixer, segment_at, segments_of, weights_at
 from engine.data.order import Documents, window, window_blocks
 from engine.data.permute import Permutation
+from engine.data.sources.notes import nothing_to_train
 from engine.errors import DataError
 from engine.units import Ints
 
@@ -342,12 +343,15 @@ class Steps:
 
 def no_documents(corpus: Corpus) -> DataError:
     """Create the DataError for a source without any document to train on. Looks for the first that is not empty."""
-    documents = 0
+    documents = empty = broken = 0
     for block in range(corpus.blocks):
-        inputs = corpus.open(block).inputs()
+        packed = corpus.open(block)
+        inputs = packed.inputs()
         documents += len(inputs)
+        if isinstance(corpus, TextCorpus) and packed.left_out is not None:
+            empty, broken = empty + len(packed.left_out.empty), broken + len(packed.left_out.broken)
         if corpus.share and (inputs > 0).any():
             message = f"every document of {corpus.place} is used for validation, none for training"
             return DataError(message, key="data.validation_share", hint="lower it; 0 trains on every document")
-    message = "every document is empty" if documents else "contains no documents"
-    return DataError(message, key=corpus.place, hint="set data.path to documents with text")
+    blocks = corpus.block_list if isinstance(corpus, TextCorpus) else ()
+    return nothing_to_train(corpus.place, blocks, empty + documents, broken)

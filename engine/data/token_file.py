@@ -40,7 +40,7 @@ _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}  # 6 and 7 are float64, float32
 _LEAST_INT32 = 65500  # vocabularies of this size have int32 tokens, smaller ones uint16, as in Megatron's tools
 _MOST_TOKENS = 2**31 - 1  # of a sequence, whose length is an int32
-_ENTRIES = 1 << 20  # of an index that are checked at a time
+_ENTRIES = 1 << 20  # of an index, or tokens, that are checked at a time
 _CHUNK = 8 << 20  # tokens whose mask is written at a time; a multiple of 8
 _HINT = "write the files again, for example with `bytescale data pack`"
 
@@ -208,11 +208,14 @@ class TokenFile:
         return np.concatenate([np.empty(0, dtype=np.bool_), *parts])
 
     def extremes(self, most_bytes: int) -> tuple[int, int]:
-        """Return the least and the largest token. In a file above `most_bytes`, of that many bytes spread over it."""
-        size = self.dtype.itemsize
-        chunks = -(-self.tokens // _CHUNK)
-        step = max(1, -(-self.tokens * size // most_bytes))
-        found = [self.content.read(self.dtype, _CHUNK, at * _CHUNK * size) for at in range(0, chunks, step)]
+        """Return the least and the largest token; 0 and 0 if there are none.
+
+        Of a file above `most_bytes`, parts with that many bytes are read, which are spread evenly over it.
+        """
+        size, chunks = self.dtype.itemsize, -(-self.tokens // _ENTRIES)
+        count = max(1, min(chunks, most_bytes // (_ENTRIES * size)))
+        numbers: list[int] = np.unique(np.linspace(0, chunks - 1, count).astype(np.int64)).tolist() if chunks else []
+        found = [self.content.read(self.dtype, _ENTRIES, number * _ENTRIES * size) for number in numbers]
         return min((int(one.min()) for one in found), default=0), max((int(one.max()) for one in found), default=0)
 
     def check_mask(self, expected: bool) -> None:

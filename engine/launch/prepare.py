@@ -17,7 +17,7 @@ from engine.config.spelling import did_you_mean
 from engine.config.units import counted
 from engine.data.block_files import write_blocks
 from engine.data.ledger import Ledger
-from engine.data.overview import Corpora, tokenizer_facts
+from engine.data.overview import Corpora, check_ids, tokenizer_facts
 from engine.data.pack import Tokens
 from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ConfigError, DataError, PreflightError, RunFolderError
@@ -106,6 +106,7 @@ def plan_start(launch: Launch, resume: str, steps: int, hashes: bool) -> Start:
         check_tokenizer(Path(config.run.weights), config.data)
     settings = PlanSettings.of(config)
     corpora, cursor = Corpora(config), Cursor()
+    check_ids(corpora.sources, config.model.vocab)
     if state is not None:
         if not state.cursor:
             hint = "export its weights with `bytescale ckpt export`, or start a new run with another run.out"

@@ -133,7 +133,7 @@ def test_mistakes_in_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str
     }
     for path, place in mistakes.items():
         kind = "jsonl" if path == lines else "folder"
-        assert run(["plan", f"data={kind}", f"data.path={path}"]) == 4
+        assert run(["plan", "recipe=quickstart", f"data={kind}", f"data.path={path}"]) == 4
         said = capsys.readouterr().err.splitlines()
         assert len(said) == 2
         assert said[0].startswith(f"error: {place}")

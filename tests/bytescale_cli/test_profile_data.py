@@ -28,7 +28,7 @@ def profiled(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
 def folder(tmp_path: Path) -> list[str]:
     for number in range(30):
         (tmp_path / f"{number:02d}.txt").write_bytes(b"x" * 100 * number)
-    return ["data=folder", f"data.path={tmp_path}", "batch_tokens=4K"]
+    return ["recipe=quickstart", "data=folder", f"data.path={tmp_path}", "batch_tokens=4K"]
 
 
 def test_json_has_the_promised_keys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +137,7 @@ def test_people_see_the_sources(two_sources: list[str], capsys: pytest.CaptureFi
 
 def test_without_documents_it_says_whose_these_are(folder: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["profile-data", "--sample", "5"]) == 0
-    yours = "for yours: bytescale profile-data data=jsonl data.path=FILE (docs/data.md)"
+    yours = "for yours: bytescale profile-data data.path=FILE (docs/data.md)"
     assert capsys.readouterr().err == (
         f"no documents are named: these are data.path=stdlib-lines of recipe=quickstart; {yours}\n"
     )

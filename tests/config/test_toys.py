@@ -15,7 +15,7 @@ ALL: tuple[Part, ...] = ("model", "documents", "lengths", "rates")
 def test_the_quickstart_is_made_of_toys() -> None:
     said = toys(load([]), *ALL)
     assert said is not None and len(said.splitlines()) == 1
-    for way in ("recipe=NAME", "data=jsonl data.path=FILE", "lengths=github", "profile-hardware"):
+    for way in ("recipe=NAME", "(data.path=FILE", "lengths=github", "profile-hardware"):
         assert way in said
     assert (
         toys(load([]), "model") == "defaults to replace by your own: model=tiny (recipe=NAME; `bytescale recipes list`)"

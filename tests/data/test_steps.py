@@ -176,7 +176,7 @@ def test_validation_documents_are_never_trained_on(blocks: Blocks, held: set[int
             assert "is used for validation, none for training" in problem.message
             assert problem.key == "data.validation_share"
         else:
-            message = "every document is empty" if lengths else "contains no documents"
+            message = f"every document ({len(lengths)}) is empty" if lengths else "contains no documents"
             assert (problem.message, problem.key) == (message, corpus.place)
         return
     trained = {n for table, _ in epochs(steps, "data", 2) for n, *_ in pieces(table, [corpus])}
@@ -431,7 +431,7 @@ def test_nothing_is_opened_to_see_that_sources_which_repeat_do_not_end() -> None
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        ([[0, 0], [0]], "every document is empty"),
+        ([[0, 0], [0]], r"every document \(3\) is empty"),
         ([[], []], "contains no documents"),
         ([], "contains no documents"),
     ],

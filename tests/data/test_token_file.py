@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.data import token_file as module
-from engine.data.token_file import TokenFile, TokenWriter, concatenate, mask_path, token_dtype
+from engine.data.token_file import Numbers, TokenFile, TokenWriter, concatenate, mask_path, token_dtype
 from engine.errors import DataError
 from tests.data.token_files import CODES, megatron, written
 
@@ -204,6 +204,19 @@ def test_damage_inside_an_index_is_refused(
         TokenFile.open(tmp_path / "a")
     (problem,) = caught.value.problems
     assert problem.message == f"is damaged: {message}" and problem.key == f"{tmp_path}/a.idx" and problem.hint
+
+
+def test_extremes_of_a_file_and_of_parts_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ENTRIES", 8)
+    indexed(tmp_path / "a")
+    file = TokenFile.open(tmp_path / "a")
+    assert file.extremes(1 << 20) == (0, 379)
+    read, whole = list[int](), Numbers.read
+    monkeypatch.setattr(
+        Numbers, "read", lambda self, dtype, count, at: (read.append(at), whole(self, dtype, count, at))[1]
+    )
+    assert file.extremes(8 * 4 * 5) == (0, 379) and len(read) == 5  # the ends, and parts between them
+    assert TokenFile.open(written(tmp_path / "none", [])).extremes(1 << 20) == (0, 0)
 
 
 def test_the_dtype_is_that_of_megatron() -> None:

@@ -42,7 +42,7 @@ from engine.run.folder import RunFolder
 from engine.run.metrics import append, read_metrics
 from engine.run.remote import Remote
 from tests.data.past_run import run_of
-from tests.data.token_files import written
+from tests.data.token_files import megatron, written
 from tests.data.tokenizers.chat_folder import CHATML, chat_folder
 from tests.ruins import ruin
 from tests.run.damage import write_all
@@ -399,6 +399,17 @@ def stopped(config: Config, steps: int = 1, cursor: dict[str, Any] | None = None
 
 def start(config: Config, say: Say = lambda line: None) -> Start:
     return plan_start(Launch(config, say), "auto", 1, hashes=False)
+
+
+def test_ids_of_other_tools_are_compared_with_the_vocabulary_before_a_run(tmp_path: Path) -> None:
+    """Of a dry run, too; the key is the file, and the hint has its largest token."""
+    prefix = megatron(tmp_path / "a", [[[1, 2, 300]], [[4, 511]]] * 40)
+    own = ["data=tokens", f"data.path={prefix}", f"run.out={tmp_path / 'run'}", "data.validation_tokens=0"]
+    with pytest.raises(DataError) as caught:
+        start(load([*own, "model.vocab=511"]))
+    (problem,) = caught.value.problems
+    assert problem.key == f"{prefix}.bin" and "model.vocab to 512" in str(problem.hint)
+    assert start(load([*own, "model.vocab=512"])).plans
 
 
 def test_a_resume_says_that_documents_of_the_last_step_have_other_contents(

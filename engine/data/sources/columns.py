@@ -20,6 +20,8 @@ from engine.data.sources.source import Document, checked_text
 from engine.data.sources.token_ids import LOSS_MASK, MASKS
 from engine.errors import DataError
 
+_DECODED_BYTES = 256 << 20  # of a dictionary to decode at a time, at most
+
 
 def columns(table: Any, field: str, path: str) -> list[str]:
     """Return the columns to read of a pyarrow.Schema: `field`, or those of a known shape, and those that belong to it.
@@ -67,8 +69,19 @@ def column_of(table: Any, field: str, path: str) -> str:
 def documents(batch: Any, names: Sequence[str], field: str, encoding: str, path: str, row: int) -> Iterator[Document]:
     """Yield the documents of a pyarrow.RecordBatch, whose first row has the number `row` in messages.
 
-    `names` are the columns to read, as `columns` returns them.
+    `names` are the columns to read, as `columns` returns them. Rows with a dictionary are read some at a time, because
+    a dictionary of one long text can have any number of rows.
     """
+    types, step = library("pyarrow.types", path), batch.num_rows
+    for column in map(batch.column, names):
+        if types.is_dictionary(column.type):
+            step = min(step, max(1, _DECODED_BYTES // max(1, column.dictionary.nbytes)))
+    for first in range(0, batch.num_rows, step or 1):
+        yield from _rows(batch.slice(first, step), names, field, encoding, path, row + first)
+
+
+def _rows(batch: Any, names: Sequence[str], field: str, encoding: str, path: str, row: int) -> Iterator[Document]:
+    """Yield the documents of some rows, all of which are decoded."""
     arrays = [_values(batch.column(name), path) for name in names]
     text = [*names] == [field] and _contents(arrays[0].type, field, path) == "text"
     if text:  # bytes, because a string would be decoded and encoded again
@@ -156,7 +169,7 @@ def _values(column: Any, path: str) -> Any:
             column = pyarrow.DictionaryArray.from_arrays(column.indices, dictionary).dictionary_decode()
         elif types.is_run_end_encoded(column.type):
             runs = pyarrow.RunEndEncodedArray.from_arrays(column.run_ends, without_views(column.values))
-            column = library("pyarrow.compute", path).run_end_decode(runs)
+            column = library("pyarrow.compute", path).run_end_decode(runs.slice(column.offset, len(column)))
         else:
             return column
 

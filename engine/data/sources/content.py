@@ -77,9 +77,9 @@ def check(head: bytes, wanted: str, path: str, root: str, arrays: bool = False) 
         return
     if found is not None and found.hint == _UNPACK and wanted in ("folder", "jsonl"):  # which are decompressed
         found = _TWICE
-    elif found is None and wanted == "folder" and _is_json_lines(head, path):
+    elif found is None and wanted == "folder" and is_json_lines(head, path):
         found = _JSON_LINES
-    elif found is None and wanted == "folder" and not arrays and _is_json_array(head):
+    elif found is None and wanted == "folder" and not arrays and is_json_array(head):
         found = _JSON_RECORDS
     elif found is None and wanted == "jsonl" and head.removeprefix(BOM_UTF8).lstrip().startswith(b"["):
         found = _JSON_ARRAY
@@ -99,7 +99,7 @@ def check(head: bytes, wanted: str, path: str, root: str, arrays: bool = False) 
         raise DataError(found.says, key=path, hint=found.hint.format(path=shlex.quote(root if by_name else path)))
 
 
-def _is_json_lines(text: bytes, path: str) -> bool:
+def is_json_lines(text: bytes, path: str) -> bool:
     """Return whether a text begins with two lines that are JSON objects. A single one may be any JSON file."""
     text = text.removeprefix(BOM_UTF8).lstrip()
     end = text.find(b"\n") + 1 or len(text)
@@ -112,7 +112,7 @@ def _is_json_lines(text: bytes, path: str) -> bool:
         return False
 
 
-def _is_json_array(text: bytes) -> bool:
+def is_json_array(text: bytes) -> bool:
     """Return whether a text is a JSON array that begins with an object: more objects follow, or its end."""
     if not _ARRAY.match(text):
         return False

@@ -115,8 +115,9 @@ def split_glob(path: str) -> tuple[str, str]:
 def below(root: Path | str, pattern: str, skipped: AbstractSet[str] = frozenset()) -> Iterator[str]:
     """Yield the files below a folder that match a pattern, as POSIX paths relative to it, in no particular order.
 
-    In a pattern `*` stays within one folder and `**` matches any number of folders. Links to folders are not followed,
-    and folders with a name in `skipped` are left out. Raises DataError for a folder that cannot be read.
+    In a pattern `*` stays within one folder and `**` matches any number of folders. As in a shell, neither matches a
+    name that begins with a dot: those are of tools, such as .git. Links to folders are not followed, and folders with a
+    name in `skipped` are left out. Raises DataError for a folder that cannot be read.
     """
     if is_url(root):
         yield from (name for name in names_below_url(str(root)) if matches(name, pattern))
@@ -131,29 +132,55 @@ def below(root: Path | str, pattern: str, skipped: AbstractSet[str] = frozenset(
         yield from (name for name in ((relative / file).as_posix() for file in files) if matches(name, pattern))
 
 
-def matches(name: str, pattern: str) -> bool:
+def count_hidden(root: Path | str, pattern: str, skipped: AbstractSet[str] = frozenset()) -> int:
+    """Return how many files and folders `below` leaves out because their names begin with a dot, 0 for a URL.
+
+    Those inside a hidden folder are not counted.
+    """
+    if is_url(root) or kind(root) != "folder":
+        return 0
+    count = 0
+    for folder, subfolders, files in os.walk(root):
+        relative = Path(folder).relative_to(root)
+        folders = [name for name in subfolders if name not in skipped and _leads(relative / name, pattern, hidden=True)]
+        subfolders[:] = [name for name in folders if _leads(relative / name, pattern)]
+        names = [(relative / name).as_posix() for name in files if name.startswith(".")]
+        count += len(folders) - len(subfolders)
+        count += sum(matches(name, pattern, hidden=True) and not matches(name, pattern) for name in names)
+    return count
+
+
+def matches(name: str, pattern: str, hidden: bool = False) -> bool:
     """Return whether a POSIX path relative to the folder matches a pattern (see `below`).
 
-    `Path.glob` is not used because its results for links and unreadable folders differ between Python versions.
+    `hidden`: `*` and `**` also match names that begin with a dot. `Path.glob` is not used because its results for links
+    and unreadable folders differ between Python versions.
     """
 
     def match(parts: Sequence[str], patterns: Sequence[str]) -> bool:
         if not patterns:
             return not parts
         if patterns[0] == "**":
-            return match(parts, patterns[1:]) or (bool(parts) and match(parts[1:], patterns))
-        return bool(parts) and fnmatchcase(parts[0], patterns[0]) and match(parts[1:], patterns[1:])
+            deeper = bool(parts) and (hidden or not parts[0].startswith("."))
+            return match(parts, patterns[1:]) or (deeper and match(parts[1:], patterns))
+        return bool(parts) and _fits(parts[0], patterns[0], hidden) and match(parts[1:], patterns[1:])
 
     return match(name.split("/"), pattern.split("/"))
 
 
-def _leads(folder: Path, pattern: str) -> bool:
+def _fits(part: str, pattern: str, hidden: bool) -> bool:
+    """Return whether a name matches a part of a pattern."""
+    return fnmatchcase(part, pattern) and (hidden or pattern.startswith(".") or not part.startswith("."))
+
+
+def _leads(folder: Path, pattern: str, hidden: bool = False) -> bool:
     """Return whether files in a folder, or below it, can match a pattern. Otherwise it need not be listed."""
     patterns = pattern.split("/")
-    for part, wanted in zip(folder.parts, patterns, strict=False):
+    for number, (part, wanted) in enumerate(zip(folder.parts, patterns, strict=False)):
         if wanted == "**":
-            return True
-        if not fnmatchcase(part, wanted):
+            named = hidden or any(one.startswith(".") for one in patterns)
+            return named or not any(one.startswith(".") for one in folder.parts[number:])
+        if not _fits(part, wanted, hidden):
             return False
     return len(folder.parts) < len(patterns)
 

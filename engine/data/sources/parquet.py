@@ -5,9 +5,10 @@ A row group is a block, since a document cannot be decoded without what precedes
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, BinaryIO, cast
 
 from engine.config import schema
 from engine.data.sources.columns import column_of, columns, damage, documents
@@ -15,8 +16,13 @@ from engine.data.sources.content import HEAD, check
 from engine.data.sources.files import find, reading
 from engine.data.sources.library import library
 from engine.data.sources.source import Block, Document, sample_blocks
+from engine.errors import DataError
 
 _BATCH_BYTES = 64 << 20  # bytes to decode at a time, about
+_MOST_BYTES = 256 << 20  # that a row group may have when decoded, whatever it has in the file
+_MOST_GROWTH = 1000  # of a larger row group
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+_DICTIONARIES = ("RLE_DICTIONARY", "PLAIN_DICTIONARY")
 
 
 @dataclass(frozen=True)
@@ -44,11 +50,49 @@ class ParquetBlock(Block):
         with reading(self.path) as file, damage(self.path):
             opened, row = parquet.ParquetFile(file), self.row
             group = opened.metadata.row_group(self.group)
-            rows = max(1, group.num_rows * _BATCH_BYTES // max(_BATCH_BYTES, group.total_byte_size))
             names = columns(opened.schema_arrow, self.field, self.path)
+            parts = [group.column(number) for number in range(group.num_columns)]
+            parts = [part for part in parts if part.path_in_schema.partition(".")[0] in names]
+            rows = max(1, group.num_rows * _BATCH_BYTES // max(_BATCH_BYTES, group.total_byte_size))
+            rows = min(rows, max(1, _MOST_BYTES // max(1, *(_largest_value(file, part) for part in parts))))
+
+            # A page of zeros, a dictionary or shared prefixes make gigabytes of a few kilobytes.
+            stored, decoded = sum(part.total_compressed_size for part in parts), 0
+            self._check_growth(stored, max(map(_decoded_bytes, parts), default=0))
             for batch in opened.iter_batches(rows, row_groups=[self.group], columns=names):
+                decoded += batch.nbytes
+                self._check_growth(stored, decoded)
                 yield from documents(batch, names, self.field, self.encoding, self.path, row)
                 row += batch.num_rows
+
+    def _check_growth(self, stored: int, decoded: int) -> None:
+        """Raise DataError if bytes in the file become so many more when decoded that no texts or ids explain it."""
+        if decoded > max(_MOST_BYTES, _MOST_GROWTH * stored):
+            message = f"row group {self.group} has {stored:,} bytes in the file, but {decoded:,} or more when decoded"
+            raise DataError(message, key=self.path, hint="remove what repeats in it, and write it again")
+
+
+def _decoded_bytes(part: Any) -> int:
+    """Return how many bytes a column of a row group has when decoded, at least."""
+    width = _WIDTHS.get(part.physical_type, 0)
+    return max(int(part.total_uncompressed_size), width * int(part.num_values))
+
+
+def _largest_value(file: BinaryIO, part: Any) -> int:
+    """Return the bytes of the largest value of a column of a row group, at most; 0 for what is not larger when decoded.
+
+    A value of a dictionary is not larger than its page. A value that shares a prefix with the one before may have all
+    bytes of the column.
+    """
+    if part.physical_type in _WIDTHS or not {"DELTA_BYTE_ARRAY", *_DICTIONARIES} & {*part.encodings}:
+        return 0
+    if part.has_dictionary_page and "DELTA_BYTE_ARRAY" not in part.encodings:
+        file.seek(part.dictionary_page_offset)
+        # The page's header begins with its type and its decompressed size: Thrift's fields 1 and 2, varints.
+        found = re.match(rb"\x15[\x80-\xff]*[\x00-\x7f]\x15([\x80-\xff]*[\x00-\x7f])", file.read(HEAD), re.DOTALL)
+        if found:
+            return int(sum((byte & 127) << 7 * place for place, byte in enumerate(found[1])) >> 1)
+    return int(part.total_uncompressed_size)
 
 
 def parquet_blocks(data: schema.Data) -> list[Block]:

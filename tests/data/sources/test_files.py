@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import schema
-from engine.data.sources.files import below, find, kind, reading, split_glob, stamp
+from engine.data.sources.files import below, count_hidden, find, kind, reading, split_glob, stamp
 from engine.errors import DataError
 
 
@@ -71,6 +71,32 @@ def test_only_folders_that_can_match_are_listed(tmp_path: Path, monkeypatch: pyt
     listed.clear()
     assert sorted(below(tmp_path, "c/**/x.txt")) == ["c/d/e/x.txt", "c/x.txt"]
     assert listed == [tmp_path.name, "c", "d", "e"]
+
+
+HIDDEN = (".x.txt", ".git/objects/a.txt", "a/.b/c.txt", "a/.c.txt")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found", "hidden"),
+    [
+        ("**/*", ["a/d.txt", "e.txt"], 4),
+        ("*.txt", ["e.txt"], 1),
+        ("a/*", ["a/d.txt"], 1),
+        ("**/.*", [".x.txt", "a/.c.txt"], 0),
+        (".git/**/*.txt", [".git/objects/a.txt"], 0),
+        ("**/.b/*", ["a/.b/c.txt"], 0),
+        ("**/*.jsonl", [], 2),
+    ],
+)
+def test_hidden_files_are_left_out_and_counted_unless_the_pattern_names_them(
+    pattern: str, found: list[str], hidden: int, tmp_path: Path
+) -> None:
+    for name in (*HIDDEN, "a/d.txt", "e.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).touch()
+    assert sorted(below(tmp_path, pattern)) == found
+    assert count_hidden(tmp_path, pattern) == hidden
+    assert count_hidden(tmp_path / "none", pattern) == 0
 
 
 def test_a_path_that_exists_is_no_glob(tmp_path: Path, make_data: Callable[..., schema.Data]) -> None:

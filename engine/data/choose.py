@@ -1,0 +1,230 @@
+"""Chooses the format of documents by what is at `data.path`, where no `data=` names one."""
+
+from __future__ import annotations
+
+import glob
+import os
+import posixpath
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.config import schema
+from engine.config.load import load, read_resolved
+from engine.config.overrides import quoted
+from engine.config.sources import BUILT_IN, PATTERNS
+from engine.config.units import counted
+from engine.data.sources.compressed import SUFFIXES, unpacked
+from engine.data.sources.content import is_json_array, is_json_lines, recognise
+from engine.data.sources.files import below, kind, matches, split_glob
+from engine.data.sources.folder import LINES, STDLIB
+from engine.data.sources.urls import is_url
+from engine.errors import ConfigError, DataError
+from engine.run.folder import RunFolder
+
+_HEAD = 1 << 20  # bytes of a file that are looked at: a line of JSON may be long
+_WORDS = {"jsonl": "JSON lines", "parquet": "Parquet", "arrow": "Arrow", "tokens": "tokens", "folder": "text"}
+_NAMES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
+# Files that lie beside documents and say what they are
+_BESIDE = re.compile(r"(?i)^(readme|licen[sc]e|notice|citation|changelog)|\.(md|json|ya?ml)$")
+_OTHER = "other"  # what no format reads: images, or the tokens of a token file
+
+
+class Choice(NamedTuple):
+    """A format, the overrides that choose it, and what was found, for a line."""
+
+    format: str
+    overrides: list[str]
+    found: str
+
+
+def with_format(overrides: Sequence[str], say: Callable[[str], None] = lambda line: None) -> list[str]:
+    """Add those that choose the format of documents to overrides of `load` that set `data.path`, but no `data=`.
+
+    `say` gets a line with what was chosen. The run in the run folder keeps its format as long as `data.path` stays,
+    whatever is there by now. A path where nothing is stays without a format: what reads it reports that. Raises
+    ConfigError if the content does not decide, DataError if it cannot be looked at.
+    """
+    try:
+        config = load(overrides, rules=False)
+    except ConfigError:
+        return [*overrides]  # `load` with its rules reports it
+    data = config.data
+    if data.sources or not data.paths:
+        return [*overrides]
+    pattern = next((data.pattern for text in overrides if text.startswith("data.pattern=")), None)
+    resumed = any(text.startswith("run.out=") for text in overrides)  # without it, a run gets a new folder
+    choice = _of_run(RunFolder(Path(config.run.out)), data, pattern) if resumed else None
+    choice = choice or choose(data, pattern)
+    if choice is None:
+        return [*overrides]
+    if data.path not in BUILT_IN:
+        say(f"{data.place}: {choice.found}, so data={choice.format}")
+    return [*overrides, *choice.overrides]
+
+
+def _of_run(folder: RunFolder, data: schema.Data, pattern: str | None) -> Choice | None:
+    """Return the format of the run in the folder, if it has the same documents."""
+    try:
+        before = read_resolved(folder.resolved).data
+    except (ConfigError, OSError):  # there is none, or none of this version
+        return None
+    if before.sources or [*map(os.path.realpath, before.paths)] != [*map(os.path.realpath, data.paths)]:
+        return None
+    chosen = [f"data={before.name}", *([] if pattern else [f"data.pattern={quoted(before.pattern)}"])]
+    return Choice(before.name, chosen, f"read as by the run in {folder.root}")
+
+
+def choose(data: schema.Data, pattern: str | None = None) -> Choice | None:
+    """Choose a format by the files at `data.path`; of a folder, by those that match `pattern` if it is set.
+
+    None if nothing is there. Raises ConfigError if there are files of several formats.
+    """
+    chosen = [_choose(path, pattern) for path in data.paths]
+    found = [one for one in chosen if one is not None]
+    if not found or len(found) < len(chosen):
+        return None
+    if len(found) == 1:
+        return found[0]
+    formats = Counter(one.format for one in found)
+    patterns = {text for one in found for text in one.overrides if text.startswith("data.pattern=")}
+    if len(formats) > 1 or len(patterns) > 1 or any(text.startswith("data.path=") for text in found[0].overrides):
+        raise _ambiguous(data.path_text, formats, "names", "path")
+    return Choice(found[0].format, found[0].overrides, f"{len(found)} paths with {_WORDS[found[0].format]}")
+
+
+def _choose(path: str, pattern: str | None) -> Choice | None:
+    """Choose the format of one path."""
+    if path in BUILT_IN:
+        option = {STDLIB: "stdlib", LINES: "lines"}[path]
+        return Choice(option, [f"data={option}"], "the source files of Python's standard library")
+    if not is_url(path):
+        prefix = path.removesuffix(".idx").removesuffix(".bin")
+        if all(Path(f"{prefix}{ending}").is_file() for ending in (".idx", ".bin")):
+            return _tokens(prefix)
+    name = _NAMES.get(_suffix(path)[0])
+    if is_url(path) and name is not None:
+        return Choice(name, [f"data={name}"], f"{_WORDS[name]} by its name")  # without a look through the network
+    found = kind(path)
+    if found == "file":
+        return _of_file(path)
+    root, pattern = (path, pattern or "**/*") if found == "folder" else split_glob(path)
+    if not pattern or kind(root) != "folder":
+        return None
+    if found == "folder" and any(
+        kind(posixpath.join(root, one)) == "file" for one in ("dataset_dict.json", "state.json")
+    ):
+        return Choice("arrow", ["data=arrow"], "a folder of Hugging Face's save_to_disk")
+    names = sorted(below(root, pattern))
+    return _of_files(path, root, names, globbed=found != "folder") if names else None
+
+
+def _tokens(prefix: str) -> Choice:
+    return Choice("tokens", ["data=tokens", f"data.path={quoted(prefix)}"], f"a token file, {prefix}.idx")
+
+
+def _of_file(path: str) -> Choice:
+    """Choose the format of a single file. A text is a folder with one document."""
+    format = _format(path)
+    if format not in ("folder", _OTHER):
+        return Choice(format, [f"data={format}"], _WORDS[format])
+    folder, name = posixpath.split(path)
+    inside = [f"data.path={quoted(folder or '.')}", f"data.pattern={quoted(glob.escape(name))}"]
+    return Choice("folder", ["data=folder", *inside], "one text")
+
+
+def _of_files(path: str, root: str, names: Sequence[str], globbed: bool) -> Choice:
+    """Choose the format of the files in a folder by the first one of each suffix. `globbed`: `path` is a glob."""
+    formats, kinds = dict[str, str](), dict[str, list[str]]()
+    for name in names:
+        suffix = "".join(_suffix(name))
+        if suffix not in formats:
+            formats[suffix] = _format(posixpath.join(root, name))
+        kinds.setdefault(formats[suffix], []).append(name)
+
+    # What lies beside rows says what they are; beside texts it is one of them.
+    rows = {one: found for one, found in kinds.items() if one not in ("folder", _OTHER)}
+    beside = all(_BESIDE.search(posixpath.basename(name)) for name in kinds.get("folder", ()))
+    if len(rows) > 1 and "jsonl" in rows and all(_BESIDE.search(posixpath.basename(name)) for name in rows["jsonl"]):
+        del rows["jsonl"]  # dataset_info.json
+    if len(rows) > 1 or (rows and "folder" in kinds and not beside):
+        counts = Counter({one: len(found) for one, found in kinds.items() if one != _OTHER})
+        raise _ambiguous(path, counts, "has", "file")
+    format, chosen = next(iter(rows.items()), ("folder", kinds.get("folder", [])))
+    if format == "tokens":
+        if len(chosen) == 1:
+            return _tokens(posixpath.join(root, chosen[0].removesuffix(".idx")))
+        hint = "name one by its PREFIX, or all as sources: data.sources.NAME.path=PREFIX"
+        raise ConfigError(f"has {len(chosen):,} token files", key=f"data.path={path}", hint=hint)
+    named = ""
+    if format == "folder" and _OTHER in kinds and not globbed:  # of a repository, the texts of one suffix
+        suffixes = Counter("".join(_suffix(name)) for name in chosen)
+        common = max(filter(None, suffixes), key=suffixes.__getitem__, default="")
+        if common and len(suffixes) > 1:
+            chosen, named = [name for name in chosen if name.endswith(common)], f" named *{common}"
+    left = len(names) - len(chosen)
+    found = f"{counted(len(chosen), 'file')} of {_WORDS[format]}{named}"
+    found += f" ({counted(left, 'other file')} {'is' if left == 1 else 'are'} not read)" if left else ""
+    overrides = [f"data={format}"]
+    if not globbed:
+        overrides += _pattern(format, chosen, names, path)
+    elif format == "folder" and not left:
+        overrides += [f"data.path={quoted(root)}", f"data.pattern={quoted(split_glob(path)[1])}"]
+    elif left:
+        raise _ambiguous(path, Counter({format: len(chosen), _OTHER: left}), "has", "file")
+    return Choice(format, overrides, found)
+
+
+def _pattern(format: str, chosen: Sequence[str], names: Sequence[str], path: str) -> list[str]:
+    """Return the override that selects the `chosen` files among all; none if the pattern of the format does."""
+    suffixes = {"".join(_suffix(name)) for name in chosen}
+    for pattern in (PATTERNS[format], *(f"**/*{suffix}" for suffix in sorted(suffixes)), "**/*"):
+        if [name for name in names if matches(name, pattern)] == [*chosen]:
+            return [] if pattern == PATTERNS[format] else [f"data.pattern={quoted(pattern)}"]
+    if format == "folder":  # with files that are no text
+        return []
+    hint = f"set data={format} and data.pattern, for example data.pattern='**/*{min(suffixes)}'"
+    raise ConfigError("has files of one format under several names", key=f"data.path={path}", hint=hint)
+
+
+def _suffix(name: str) -> tuple[str, str]:
+    """Return the suffix of a name, and that of its compression: (".jsonl", ".gz")."""
+    stem, suffix = posixpath.splitext(posixpath.basename(name))
+    if suffix.lower() not in SUFFIXES:
+        return suffix, ""
+    return posixpath.splitext(stem)[1], suffix
+
+
+def _format(path: str) -> str:
+    """Return the format of a file by its content, `other` if no format reads it."""
+    try:
+        with unpacked(path) as file:
+            head = file.read(_HEAD)
+    except DataError as error:
+        if isinstance(error.__cause__, OSError):
+            raise
+        return _NAMES.get(_suffix(path)[0], _OTHER)  # what reads it says what is wrong
+    found = recognise(head)
+    if found is not None:
+        return found.format if found.format in PATTERNS else "tokens" if "token file" in found.says else _OTHER
+    named = _NAMES.get(_suffix(path)[0]) == "jsonl" and head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[", b"")
+    if named or is_json_lines(head, path) or is_json_array(head):
+        return "jsonl"  # which refuses an array, and says how to write it
+    return "folder"
+
+
+def _ambiguous(path: str, counts: Mapping[str, int], verb: str, noun: str) -> ConfigError:
+    """Create the error for documents of several formats, of which a user has to choose one."""
+    parts = [f"{counted(count, noun)} of {_WORDS.get(one, 'another kind')}" for one, count in counts.items()]
+    ways = [f"data={one}" for one in counts if one in PATTERNS]
+    hint = (
+        f"choose one: {' or '.join(ways)}, and data.pattern to select its files" if len(ways) > 1 else "narrow the glob"
+    )
+    return ConfigError(
+        f"{verb} {' and '.join(parts)}",
+        key=f"data.path={shlex.quote(path)}",
+        hint=hint if len(ways) > 1 else "narrow it",
+    )

@@ -1,0 +1,61 @@
+"""Lines about the documents of a source: what was chosen or left out, and what their lengths mean for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from engine.config import schema
+from engine.config.sources import BUILT_IN
+from engine.config.units import counted
+from engine.data.sources.files import count_hidden, kind, split_glob
+from engine.data.sources.rows import chosen_line
+from engine.data.sources.source import Block
+from engine.data.tokenizers.load import BYTES
+from engine.errors import DataError
+
+_BYTES_VOCABULARY = 512  # of a model for bytes, with BOS, EOS and padding, at most
+
+
+def notes(data: schema.Data, blocks: Sequence[Block], vocabulary: int | None = None) -> Iterator[str]:
+    """Yield the lines about a source that was split into `blocks`; `vocabulary` is that of the model.
+
+    They say which field was chosen by the shape of the documents, how many hidden files were left out, and that bytes
+    are counted for a model with a vocabulary of its own. The first document is read for the last.
+    """
+    if line := chosen_line(blocks, data.field):
+        yield line
+    hidden = 0
+    for path in data.paths if blocks else ():
+        if path not in BUILT_IN:
+            root, pattern = (path, data.pattern) if kind(path) == "folder" else split_glob(path)
+            hidden += count_hidden(root, pattern) if pattern else 0
+    if hidden:
+        what = f"{counted(hidden, 'hidden file')} or folder{'s' if hidden > 1 else ''}"
+        yield f"{data.place}: {what} left out; a data.pattern with the dot, such as '**/.*', reads them"
+    if data.tokenizer == BYTES and vocabulary is not None and vocabulary > _BYTES_VOCABULARY and blocks:
+        with suppress(DataError):  # it is reported when the documents are read
+            first = next(blocks[0].documents(), None)
+            if first is not None and first.text is not None:
+                yield (
+                    f"warning: tokens are bytes, but the model's vocabulary has {vocabulary:,}: its own tokenizer makes"
+                    " about a quarter as many of a text; set data.tokenizer=FILE"
+                )
+
+
+def nothing_to_train(place: str, blocks: Sequence[Block], empty: int, broken: int = 0) -> DataError:
+    """Create the DataError for documents of which none can be trained on; `place` names them.
+
+    `empty` of them have no token to predict, and `broken` cannot be used. The first block is read to say why.
+    """
+    with suppress(DataError):
+        for document in blocks[0].documents() if blocks and empty else ():
+            if document.messages is not None or (document.ids is not None and len(document.ids) > 1):
+                message = f"no token of its {counted(empty, 'document')} counts in the loss"
+                hint = "set loss_mask to 1 for ids that count (the first one is no label); see `bytescale data lint`"
+                return DataError(message, key=place, hint=hint)
+    if broken:
+        message = f"none of its {counted(empty + broken, 'document')} can be used"
+        return DataError(message, key=place, hint="`bytescale data lint` says what is wrong with each")
+    message = f"every document ({empty:,}) is empty" if empty else "contains no documents"
+    return DataError(message, key=place, hint="set data.path to documents with text")
