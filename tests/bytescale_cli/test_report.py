@@ -37,6 +37,8 @@ def test_several_runs_are_compared(
     assert run(["report", *map(str, runs), "--trace", "t.json", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     page = str(tmp_path / "comparison.html")
+    headline = answer["report"].pop("headline")
+    assert headline.startswith("a and b are equally fast")
     assert answer["report"] == {"runs": list(map(str, runs)), "page": page, "trace": str(tmp_path / "t.json")}
     text = Path(page).read_text()
     assert "a comparison of ByteScale runs" in text and "a, b" in text
