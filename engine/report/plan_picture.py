@@ -42,7 +42,8 @@ def plan_picture(plan: StepPlan, settings: PlanSettings) -> str:
 
     head = f"A simulated step on {counted(plan.ranks, 'rank')}"
     if len(shown) > 1:
-        head += f": {plan.planner} is {shown[0][1].end_s / shown[1][1].end_s:.1f} times as fast as a fixed mesh"
+        ratio = shown[0][1].end_s / shown[1][1].end_s
+        head += f": {plan.planner} is {ratio:.1f} times as fast as a mesh fixed at these settings"
     parts, top = [_text(head, _MARGIN + 18, 18, bold=True)], _MARGIN + 18
     for made, found in shown:
         top += _LINE + 6

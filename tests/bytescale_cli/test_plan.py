@@ -154,7 +154,7 @@ def test_an_svg_has_the_step_and_that_of_a_fixed_mesh(tmp_path: Path, capsys: py
     assert run(["plan", *SMALL, "--plot", str(path), "--json"]) == 0
     made, found = json.loads(capsys.readouterr().out)["plan"], texts(path.read_text(encoding="utf-8"))
     assert found[0].startswith("A simulated step on 4 ranks: adaptive is ") and found[0].endswith(
-        "as fast as a fixed mesh"
+        "as fast as a mesh fixed at these settings"
     )
     assert [one.split(":")[0] for one in found if one.startswith(("static: ", "adaptive: "))] == ["static", "adaptive"]
     assert any(one.startswith("adaptive: ") and one.endswith(short_seconds(made["makespan_s"])) for one in found)
