@@ -94,7 +94,7 @@ def test_a_run_goes_on_in_its_folder_with_other_ranks_plans_and_lengths(tmp_path
     shutil.rmtree(folder.checkpoints)
     places = ["data.cache=elsewhere", "data.spool=1GiB", "data.loaders=1", "data.quarantine_after=9"]
     check_owner(folder, load([f"run.out={folder.root}", *elastic, *places]))
-    with pytest.raises(ConfigError, match=r"data\.path: stdlib -> elsewhere"):
+    with pytest.raises(ConfigError, match=r"data\.path: stdlib-lines -> elsewhere"):
         check_owner(folder, load([f"run.out={folder.root}", *harmless]))
 
 
@@ -141,7 +141,7 @@ def test_two_names_of_one_folder_of_data_are_one_config(tmp_path: Path, monkeypa
     with pytest.raises(ConfigError, match=r"data\.path: texts -> other/texts"):
         check_owner(folder, load(["data=folder", "data.path=other/texts"]))
     folder.resolved.write_text(resolved_yaml(load([])))
-    with pytest.raises(ConfigError, match=r"data\.path: stdlib -> \./stdlib"):
+    with pytest.raises(ConfigError, match=r"data\.path: stdlib-lines -> \./stdlib"):
         check_owner(folder, load(["data.path=./stdlib"]))
 
 
