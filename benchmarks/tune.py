@@ -2,6 +2,10 @@
 
 Run `python benchmarks/tune.py [NODES/MODEL/CONTEXT ...]`, for example `128/llama70b/2M`, when the planner is already
 compiled, as after installation. Each cell is a new process.
+
+`python benchmarks/tune.py --static [RECIPE ...]` compares each packaged recipe, or the given ones, with what the search
+finds on its own cluster for its lengths, and with static at its best settings. It exits with 1 if a recipe is more than
+2 % slower than that.
 """
 
 from __future__ import annotations
@@ -15,9 +19,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from engine.config import tree
+from engine.config.load import load
+from engine.data.lengths import step_lengths
+from engine.tune.search import Search, search, tuned_static
+
 NODES = (1, 16, 128)  # of 8 H100 GPUs
 MODELS = ("llama3-8b", "llama70b", "mixtral8x22b")
 CONTEXTS = ("8K", "256K", "2M")
+SECONDS = 60  # of each search
+CLOSE = 1.02  # a recipe's step time / the best that is found, at most
 
 
 def main() -> None:
@@ -46,5 +57,30 @@ def row(nodes: str, model: str, context: str) -> str:
     return f"{place} | {found['simulated']} | {shipped} | {best['step_s']:.3f} | {best['set']} |"
 
 
+def recipes(names: list[str]) -> bool:
+    """Print a row for each recipe; returns whether all are as fast as what the search finds, within `CLOSE`."""
+    print("| recipe | s a step | best found | ratio | search | static | static, tuned | adaptive over static, tuned |")
+    print("|---|---|---|---|---|---|---|---|")
+    close = True
+    for name in names or tree.recipes():
+        config = load([f"recipe={name}"])
+        steps = list(step_lengths(config, 1))
+        ours = search(config, steps, time.monotonic() + SECONDS, shown=1)
+        static = tuned_static(config, steps, time.monotonic() + SECONDS, with_own=True)
+        if ours.own is None or static.own is None:
+            raise ValueError(f"{name} does not fit")
+        own, best, mesh = ours.own.step_s, ours.best()[0].step_s, static.best()[0].step_s
+        close = close and own <= CLOSE * best
+        figures = f"{own:.3f} | {best:.3f} | {own / best:.3f} | {_state(ours)} | {static.own.step_s:.3f}"
+        print(f"| {name} | {figures} | {mesh:.3f}, {_state(static)} | {mesh / own:.2f} |", flush=True)
+    return close
+
+
+def _state(found: Search) -> str:
+    return f"{found.left:,} left" if found.left else "complete"
+
+
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--static"]:
+        sys.exit(not recipes(sys.argv[2:]))
     main()

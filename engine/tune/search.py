@@ -239,10 +239,10 @@ class Search:
         return Trial(candidate, mean_outcome(plans, settings), max(memory, key=lambda one: one.peak))
 
 
-def tuned_static(config: Config, steps: Sequence[Ints], deadline: float) -> Search:
+def tuned_static(config: Config, steps: Sequence[Ints], deadline: float, *, with_own: bool = False) -> Search:
     """Search the fastest settings of the static planner for a config; arguments as of `search`."""
     static = config.model_copy(update={"planner": config.planner.model_copy(update={"name": "static"})})
-    return search(static, steps, deadline, shown=1, with_own=False)
+    return search(static, steps, deadline, shown=1, with_own=with_own)
 
 
 def search(

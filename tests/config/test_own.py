@@ -49,8 +49,8 @@ def test_what_wins() -> None:
 
 
 def test_an_option_replaces_that_of_the_base_whatever_the_order_of_entries() -> None:
-    assert load(["recipe=mixtral8x7b-2m"]).zero.stage == 3
-    write("defaults:\n  - override /memory: zero1\n  - mixtral8x7b-2m\n")
+    assert load(["recipe=mixtral8x22b-2m"]).zero.stage == 3
+    write("defaults:\n  - override /memory: zero1\n  - mixtral8x22b-2m\n")
     assert load(["recipe=mine.yaml"]).zero.stage == 1
 
 

@@ -18,7 +18,7 @@ NOT = [
     ["recipe=llama30b-2m", "recompute=none", "cluster.nodes=8", "context=512K", "offload.ratio=0"],
     ["recipe=llama7b-2m", "cluster.host_memory=1GiB", "capacity=16K"],
     ["recipe=h200-1b-256k", "recompute=none", "offload.ratio=0"],
-    ["recipe=llama13b-256k", "zero.stage=1", "offload.ratio=0"],
+    ["recipe=llama13b-256k", "parallel.tp=1", "offload.ratio=0"],
 ]
 
 
