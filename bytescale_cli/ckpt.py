@@ -43,7 +43,7 @@ def verify(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Check every byte of a checkpoint, or of all checkpoints of a run and of its ledger.
+    """Check every byte of a checkpoint or of a run.
 
     Exits with 5 if a checkpoint is damaged, with 4 if only the ledger is.
     """

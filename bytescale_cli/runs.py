@@ -128,7 +128,7 @@ def compare(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare runs: which is the fastest, their losses, and where their configs differ.
+    """Compare the speeds, losses and configs of runs.
 
     Speeds are medians of the steps, without the first after each start. Runs that have trained on the same tokens are
     compared by the time of those steps.

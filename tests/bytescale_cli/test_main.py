@@ -123,7 +123,7 @@ def test_a_scheduler_that_stops_a_command_before_its_ranks_start_is_told_as_ctrl
 def test_a_bug_ends_in_70_and_a_saved_traceback(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(overrides: object, say: object = None) -> None:
+    def broken(*overrides: object, **options: object) -> None:
         raise RuntimeError("unforeseen")
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -215,7 +215,7 @@ def test_help_that_nobody_reads_is_no_failure(line: str) -> None:
 def test_a_commands_own_broken_pipe_is_not_taken_for_help_that_nobody_reads(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(overrides: object, say: object = None) -> None:
+    def broken(*overrides: object, **options: object) -> None:
         raise BrokenPipeError(errno.EPIPE, "a rank has gone")
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
