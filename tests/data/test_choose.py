@@ -58,7 +58,7 @@ def chosen(path: object, *more: str) -> tuple[str, list[bytes | None]]:
     ("name", "content", "form"),
     [
         ("a.jsonl", LINES, "jsonl"),
-        ("a.jsonl.gz", gzip.compress(LINES), "jsonl"),
+        ("a.jsonl.gz", gzip.compress(LINES, mtime=0), "jsonl"),
         ("a.bz2", bz2.compress(LINES), "jsonl"),
         ("no-name", LINES, "jsonl"),
         ("wrong.txt", LINES, "jsonl"),
@@ -67,7 +67,7 @@ def chosen(path: object, *more: str) -> tuple[str, list[bytes | None]]:
         ("a.arrow", None, "arrow"),
         ("arrow.parquet", None, "arrow"),
         ("book [1].txt", b"one", "folder"),
-        ("book.txt.gz", gzip.compress(b"one"), "folder"),
+        ("book.txt.gz", gzip.compress(b"one", mtime=0), "folder"),
     ],
 )
 def test_a_file(name: str, content: bytes | None, form: str, make: Callable[[Files], Path]) -> None:
@@ -78,9 +78,9 @@ def test_a_file(name: str, content: bytes | None, form: str, make: Callable[[Fil
 @pytest.mark.parametrize(
     ("files", "form", "count"),
     [
-        ({"a.jsonl": LINES, "b/c.jsonl.gz": gzip.compress(LINES)}, "jsonl", 4),
+        ({"a.jsonl": LINES, "b/c.jsonl.gz": gzip.compress(LINES, mtime=0)}, "jsonl", 4),
         ({"a.ndjson": LINES, "README.md": b"about"}, "jsonl", 2),
-        ({"a.json": LINES, "b.json.gz": gzip.compress(LINES)}, "jsonl", 4),
+        ({"a.json": LINES, "b.json.gz": gzip.compress(LINES, mtime=0)}, "jsonl", 4),
         (
             {"data/a.parquet": None, "README.md": b"about", "dataset_info.json": b"{}", ".git/x.jsonl": LINES},
             "parquet",
