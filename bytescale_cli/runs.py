@@ -11,7 +11,7 @@ import typer
 
 from bytescale_cli import output
 from bytescale_cli.options import Debug, Json, check_named_once, whole_number
-from engine.errors import ConfigError
+from engine.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from engine.run.status import Status
@@ -39,7 +39,7 @@ def list_(
     for run in runs_in(folder):
         try:
             found.append(asdict(status(run)))
-        except ConfigError as error:
+        except (ConfigError, DataError) as error:
             unreadable.append({"run": str(run), "reason": str(error)})
         except OSError as error:
             place = f"{Path(error.filename).name}: " if error.filename is not None else ""

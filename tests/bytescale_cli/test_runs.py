@@ -69,6 +69,14 @@ def test_a_run_that_may_not_be_read_is_listed_with_the_reason(runs: Path, capsys
     assert {one["run"]: one["reason"] for one in found["unreadable"]} == reasons
 
 
+def test_a_run_with_a_strange_file_is_listed_with_the_reason(runs: Path, capsys: Capture) -> None:
+    RunFolder(runs / "b").metrics.unlink()
+    os.mkfifo(RunFolder(runs / "b").metrics)
+    found = answer(capsys, "list", str(runs))
+    assert isinstance(found["runs"], list) and [one["run"] for one in found["runs"]] == [str(runs / "a")]
+    assert isinstance(found["unreadable"], list) and str(runs / "b") in {one["run"] for one in found["unreadable"]}
+
+
 def test_a_folder_without_runs(tmp_path: Path, capsys: Capture) -> None:
     assert run(["runs", "list", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"no runs in {tmp_path}\n"
