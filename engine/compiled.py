@@ -25,7 +25,7 @@ from engine.errors import StorageError
 from engine.files import is_own
 
 _PACKAGES = ("cost", "planner")  # packages of the engine that define compiled functions
-_MODULES = ("units.py",)  # modules whose constants are frozen into compiled code
+_MODULES = ("units.py", "compiled.py")  # of which constants and options are frozen into compiled code
 _ENGINE = Path(__file__).parent
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -25,10 +25,10 @@ plan_step(ints(3, 40), settings("naive"))
 """
 
 
-@pytest.mark.parametrize("changed", ["cost/times.py", "planner/plan/emit.py", "units.py"])
+@pytest.mark.parametrize("changed", ["cost/times.py", "planner/plan/emit.py", "units.py", "compiled.py"])
 def test_a_change_of_any_source_leads_to_another_folder(changed: str, tmp_path: Path) -> None:
     """Also of a source that other files' compiled functions only call, and of constants frozen into them."""
-    for name in ("cost/times.py", "planner/plan/emit.py", "units.py"):
+    for name in ("cost/times.py", "planner/plan/emit.py", "units.py", "compiled.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("a")
     before = compiled._digest(tmp_path)

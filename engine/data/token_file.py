@@ -104,8 +104,9 @@ class TokenFile:
             found = self._boundaries(at, min(at + _ENTRIES, self.documents + 1) - 1)
             if at == 0 and found[0] != 0:
                 raise self._damaged(f"document 0 begins at sequence {found[0]}, not 0")
-            if (steps := np.diff(found, prepend=before) < 0).any():
-                number = at + int(steps.argmax())
+            falls = found < np.concatenate([[before], found[:-1]])  # differences of damaged ones may not fit 64 bits
+            if falls.any():
+                number = at + int(falls.argmax())
                 raise self._damaged(
                     f"document {number} begins at sequence {found[number - at]}, before document {number - 1}"
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -42,9 +43,10 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], workers: int, hint:
         with ProcessPoolExecutor(workers, context, initializer=_begin) as pool:
             try:
                 with starting_safely():
-                    results = [pool.submit(work, item) for item in items]  # starts all workers
+                    results = deque(pool.submit(work, item) for item in items)  # starts all workers
                 watches = {child: StopWatch() for child in set(multiprocessing.active_children()) - before}
-                for result in results:
+                while results:
+                    result = results.popleft()  # so that its memory is free once it was used
                     while not wait([result], _LOOK_S).done:
                         for child, watch in watches.items():
                             if watch.stopped(child.pid or 0):

@@ -113,9 +113,9 @@ def join_groups(config: Config, control: Control) -> Groups:
 def close_listeners() -> None:
     """Close the ports at which the gloo groups of this process wait for members: all of them have connected.
 
-    gloo asks no one who connects for a secret. NCCL's ports stay open, because it connects later too; it closes
-    connections that do not begin with a random number of the communicator. gloo keeps the numbers of its sockets, so
-    each is replaced by one that is not connected, which also ends its watch in gloo's event loop.
+    gloo asks no one who connects for a secret. Not to be called with groups of NCCL, which also connects later; it
+    closes connections that do not begin with a random number of the communicator. gloo keeps the numbers of its
+    sockets, so each is replaced by one that is not connected, which also ends its watch in gloo's event loop.
     """
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # of files that have just been closed

@@ -95,7 +95,7 @@ class Held:
             )
         else:
             message = f"was moved to {now} while the run was using it"
-            hint = f"move it back, and the same command resumes; {kept}"
+            hint = f"move it back and resume it with --resume {shlex.quote(str(root))}; {kept}"
         raise RunFolderError(message, key=str(root), hint=hint)
 
 

@@ -57,7 +57,8 @@ def main(arguments: list[str]) -> int:
         if checkpoint is not None:
             trainer.verify(checkpoint)
         trainer.begin(checkpoint)
-        close_listeners()  # all groups are made
+        if groups.device.type == "cpu":  # NCCL also connects later, and there are no gloo groups beside it
+            close_listeners()  # all groups are made
         code = trainer.run(lambda: stop() or (notice is not None and notice.exists()))
         trainer.close()  # not after an error: it would wait for ranks that may be gone, and delay the report
         return code

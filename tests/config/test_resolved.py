@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from engine.config.load import load, recipes
 from engine.config.resolved import diff, digest, read_resolved, resolved_yaml
@@ -67,3 +68,12 @@ def test_a_text_that_may_not_be_read_is_not_called_damaged(tmp_path: Path) -> No
 def test_a_missing_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_resolved(tmp_path / "resolved.yaml")
+
+
+def test_a_config_of_an_earlier_version_has_the_values_that_it_had(tmp_path: Path) -> None:
+    """Keys that came later are not in its file."""
+    values = yaml.safe_load(resolved_yaml(load(["data=stdlib"])))
+    del values["data"]["separator"]
+    path = tmp_path / "resolved.yaml"
+    path.write_text(yaml.safe_dump(values))
+    assert read_resolved(path).data.separator is None

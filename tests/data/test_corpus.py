@@ -338,6 +338,13 @@ def test_the_fingerprint_depends_on_the_tokenizer_and_on_what_is_read(
     assert len({texts(make_data(root, **change)).fingerprint for change in changes}) == 5
 
 
+def test_the_fingerprint_of_a_folder_is_that_of_earlier_versions(make_data: MakeData, tmp_path: Path) -> None:
+    """Otherwise their runs could not be resumed."""
+    for name, text in (("a.txt", "one"), ("b.txt", "three")):
+        (tmp_path / name).write_text(text)
+    assert texts(make_data(tmp_path)).fingerprint == "ccd0b6144b7714580b0cf999ce31e566"
+
+
 def blocks_in(root: Path) -> dict[str, list[Block]]:
     """Three blocks of each format. A fingerprint reads none of their files."""
     return {

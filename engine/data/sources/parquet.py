@@ -52,9 +52,10 @@ class ParquetBlock(Block):
             group = opened.metadata.row_group(self.group)
             names = columns(opened.schema_arrow, self.field, self.path)
             parts = [group.column(number) for number in range(group.num_columns)]
-            parts = [part for part in parts if part.path_in_schema.partition(".")[0] in names]
+            # A path may be that of a nested value, `messages.list.element`, or the name of a flat column, `meta.text`.
+            parts = [one for one in parts if {one.path_in_schema, one.path_in_schema.partition(".")[0]} & {*names}]
             rows = max(1, group.num_rows * _BATCH_BYTES // max(_BATCH_BYTES, group.total_byte_size))
-            rows = min(rows, max(1, _MOST_BYTES // max(1, *(_largest_value(file, part) for part in parts))))
+            rows = min(rows, max(1, _MOST_BYTES // max(1, 1, *(_largest_value(file, part) for part in parts))))
 
             # A page of zeros, a dictionary or shared prefixes make gigabytes of a few kilobytes.
             stored, decoded = sum(part.total_compressed_size for part in parts), 0

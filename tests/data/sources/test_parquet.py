@@ -15,6 +15,7 @@ from engine.config.schema import Data
 from engine.data.sources import columns, parquet
 from engine.data.sources.formats import FORMATS
 from engine.errors import DataError
+from tests.data.sources.read import texts
 
 MOST = 1 << 20  # in place of 256 MiB
 REPEATED = pa.table({"text": ["x" * 50_000] * 400})
@@ -57,3 +58,10 @@ def test_dictionaries_of_arrow_are_decoded_in_parts(
     found = list(block.documents())
     assert [one.text for one in found] == [text.encode() for text in texts]
     assert [one.place.rpartition(" ")[2] for one in found] == [str(number) for number in range(100)]
+
+
+def test_a_flat_column_may_have_a_dot_in_its_name(tmp_path: Path, make_data: Callable[..., Data]) -> None:
+    """Pandas names columns so when it flattens nested rows."""
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pa.table({"meta.text": ["one", "two"], "meta": [1, 2]}), path)
+    assert texts(make_data(path, format="parquet", field="meta.text")) == [b"one", b"two"]
