@@ -54,7 +54,7 @@ def train_unharmed(out: Path, data: Path, steps: int, *more: str, resume: str = 
 
 
 def _overrides(out: Path, data: Path, steps: int, *more: str) -> list[str]:
-    return [*SMALL, f"run.out={out}", f"data.path={data}", f"run.steps={steps}", *more]
+    return [*SMALL, f"run.out={out}", "data=stdlib", f"data.path={data}", f"run.steps={steps}", *more]
 
 
 def documents(folder: Path) -> Path:

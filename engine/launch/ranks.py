@@ -301,6 +301,15 @@ def _wait_for_agents(nodes: _Nodes, launcher: Launcher, requests: Sequence[int])
         raise PreflightError.of(_by_cause(problems, nodes.nodes[0].log.parent))
 
 
+def _changed(path: Path) -> tuple[int, int]:
+    """Return the size of a file and when it was changed, in ns; zeros if it does not exist."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
+
+
 def _by_cause(problems: Sequence[tuple[str, Problem]], logs: Path) -> list[Problem]:
     """Merge problems that differ only in the name of the host, which is given with each.
 
@@ -330,6 +339,12 @@ def _wait(
     While ranks have not begun the first step of this start, there is nothing to finish: a request ends them at once.
     Raises RankError if they hang.
     """
+    # Agents say each second where their ranks are, so a first step may be done that none of them has named yet.
+    before = _changed(folder.metrics)
+
+    def starting() -> bool:
+        return nodes.patience.starting and _changed(folder.metrics) == before
+
     deadline, asked = None, 0
     while len(nodes.ends) < len(nodes.hosts) and (deadline is None or time.monotonic() < deadline):
         nodes.look(_POLL_S)
@@ -341,11 +356,11 @@ def _wait(
             if not asked:
                 say(
                     "stopping: no step has begun"
-                    if nodes.patience.starting
+                    if starting()
                     else "stopping after this step, with a checkpoint; press Ctrl-C again to stop immediately"
                 )
             asked += 1
-        if asked == 1 and nodes.patience.starting:
+        if asked == 1 and starting():
             nodes.ask(kill=True)
             asked = 2
         tick()

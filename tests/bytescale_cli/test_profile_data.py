@@ -66,8 +66,8 @@ def test_a_file_of_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     (tmp_path / "a.txt").write_text("5\n0\n-1\n", encoding="utf-8")
     assert run(["profile-data", "lengths=file", f"lengths.path={tmp_path / 'a.txt'}"]) == 4
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == f"error: {tmp_path / 'a.txt'}:2: a length is at least 1, not 0"
-    assert said[1] == f"error: {tmp_path / 'a.txt'}:3: a length is at least 1, not -1"
+    assert said[0].startswith(f"error: {tmp_path / 'a.txt'}:2: a length is at least 1, not 0")
+    assert said[1].startswith(f"error: {tmp_path / 'a.txt'}:3: a length is at least 1, not -1")
 
 
 def test_people_get_a_histogram_and_advice(folder: list[str], capsys: pytest.CaptureFixture[str]) -> None:

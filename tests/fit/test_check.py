@@ -83,7 +83,7 @@ def documents(tmp_path: Path) -> list[str]:
     (tmp_path / "data").mkdir()
     for number in range(12):
         (tmp_path / "data" / f"{number}.txt").write_text("some words\n" * (200 if number else 6000), encoding="utf-8")
-    return ["data=folder", f"data.path={tmp_path / 'data'}", "data.validation_tokens=0"]
+    return ["recipe=quickstart", "data=folder", f"data.path={tmp_path / 'data'}", "data.validation_tokens=0"]
 
 
 def answers(

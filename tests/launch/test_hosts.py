@@ -49,7 +49,7 @@ STEPS = 16
 
 def settings(out: Path, data: Path, steps: int = STEPS) -> list[str]:
     sizes = [f"run.steps={steps}", "run.checkpoint_every=3", "data.validation_share=0"]
-    return [*SMALL, *sizes, f"run.out={out}", f"data.path={data}"]
+    return [*SMALL, *sizes, f"run.out={out}", "data=stdlib", f"data.path={data}"]
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,10 @@ def test_the_files_checked_are_those_that_would_become_documents(data: Path) -> 
         (data / "run" / name).parent.mkdir(parents=True, exist_ok=True)
         (data / "run" / name).touch()
     ((_, found),) = folder_files(load(["data=folder", f"data.path={data}", "data.pattern='run/**'"]).data)
-    assert set(found) == {f"run/{name}" for name in files_of_a_run(RunFolder(data / "run"))}
+    names = [
+        name for name in files_of_a_run(RunFolder(data / "run")) if not name.startswith(".")
+    ]  # hidden ones are left out
+    assert set(found) == {f"run/{name}" for name in names}
 
 
 def test_data_path_stdlib_is_not_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,8 @@ def run(folder: RunFolder, *programs: str, tick: Callable[[], None] = lambda: No
 def children() -> list[psutil.Process]:
     """Running agents, ranks and stand-ins for ssh. Other tests in this process leave helpers of multiprocessing."""
     found = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
-    return [p for p in found if not any("multiprocessing" in word for word in p.cmdline())]
+    helpers = ("multiprocessing", "confined")  # the latter runs chat templates
+    return [p for p in found if not any(helper in word for word in p.cmdline() for helper in helpers)]
 
 
 def test_all_ranks_succeed(folder: RunFolder) -> None:

@@ -45,7 +45,7 @@ def loaded(*overrides: str) -> tuple[Config, list[str]]:
 
 def test_shape_and_rotary_embedding_are_those_of_the_weights(weights: Path) -> None:
     for recipe in ("quickstart", "llama7b-256k", "mixtral8x7b-256k"):
-        config, (line,) = loaded(f"recipe={recipe}", f"run.weights={weights}")
+        config, (line,) = loaded(f"recipe={recipe}", "parallel.tp=1", f"run.weights={weights}")
         assert config.model == read_model(weights).config.model.model_copy(update={"name": "llama"})
         assert f"recipe={recipe}" in line and "model.layers=3" in line and "model.rope.kind" in line
     plain, said = loaded("recipe=llama7b-256k")
