@@ -178,16 +178,16 @@ class Simulated:
 
 
 class Recorded(Control):
-    """Notes the operations of a rank instead of sending them."""
+    """Notes the operations of a rank instead of sending them: it is its own agent, whose result is the operation."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
-        self.agent: Any = "none"
+        self.agent: Any = self
         self.operations = list[Operation]()
 
-    def _ask(self, agent: Link, operation: Operation) -> Operation:
-        self.operations.append(operation)
-        return operation
+    def send(self, reduce: Operation) -> None:
+        self.operations.append(reduce)
+        self._results.put(reduce)
 
 
 class SimulatedRank:
