@@ -67,7 +67,9 @@ def ports() -> list[set[str]]:
     assert groups.sum(torch.ones(1)).item() == 2
     found = [before, listening(this), connected(this)]
     dist.destroy_process_group()
-    dist.init_process_group("gloo", store=store_of(control()), rank=groups.rank, world_size=2)
+    # Under another prefix: the agents still have the addresses of the group that is gone.
+    store = dist.PrefixStore("again", store_of(control()))
+    dist.init_process_group("gloo", store=store, rank=groups.rank, world_size=2)
     return found
 
 
