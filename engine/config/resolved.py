@@ -18,6 +18,9 @@ from engine.config.yaml_reader import MOST_BYTES, parse
 from engine.errors import ConfigError
 from engine.readers import read_text
 
+# The values that versions without a key had, by section: the saved configs of their runs do not have the key.
+_EARLIER: dict[str, dict[str, Any]] = {"data": {"separator": None}}
+
 
 def resolved_yaml(config: Config) -> str:
     """Write the config as YAML with every value resolved; `read_resolved` is the inverse."""
@@ -37,7 +40,10 @@ def read_resolved(path: Path) -> Config:
     values = parse(text, str(path), ConfigError, hint)
     if not isinstance(values, Mapping):
         raise ConfigError("is not a resolved config", key=str(path), hint=hint)
-    config, problems = validate(values)
+    earlier = {
+        name: {**added, **values[name]} for name, added in _EARLIER.items() if isinstance(values.get(name), Mapping)
+    }
+    config, problems = validate({**values, **earlier})
     if config is None:
         first = problems[0]
         hint = "another version of ByteScale wrote this file"

@@ -198,7 +198,6 @@ class Data(Section):
     format: _Format
     pattern: str = Field(description="glob that selects a folder's files to read as documents")
     separator: _Separator | None = Field(
-        default=None,  # runs of versions without this key
         examples=["<|endoftext|>"],
         description="text between the documents of a file of a folder; null: a file is one document",
     )
