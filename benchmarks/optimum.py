@@ -44,9 +44,8 @@ def ratio(ranks: int, sequences: int, seed: int) -> float:
 
 def small_settings(ranks: int) -> PlanSettings:
     """The paper's 7B on one node of H200, without offload."""
-    config = load(
-        ["recipe=llama7b-256k", "cluster=h200x8", "cluster.nodes=1", f"cluster.ranks_per_node={ranks}", "context=24K"]
-    )
+    cluster = ["cluster=h200x8", "cluster.nodes=1", f"cluster.ranks_per_node={ranks}"]
+    config = load(["recipe=llama7b-256k", *cluster, "parallel.tp=1", "context=24K", "capacity=8K"])
     return replace(PlanSettings.of(config), offload=0)
 
 

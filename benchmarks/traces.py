@@ -55,6 +55,7 @@ def _config(trace: str, ranks: int, mode: str) -> Config:
             "cluster=h200x8",
             f"cluster.nodes={max(1, ranks // 8)}",
             f"cluster.ranks_per_node={min(ranks, 8)}",
+            "parallel.tp=1",
             f"capacity={capacity}",
             f"context={context}",
             f"lengths.max={context}",

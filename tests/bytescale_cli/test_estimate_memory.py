@@ -16,13 +16,14 @@ from bytescale_cli.main import run
 from engine.config.load import load
 from engine.fit.estimate import estimate
 from engine.planner.settings import PlanSettings
+from tests.presets import LLAMA3_8B_2M, LLAMA7B_2M, LLAMA7B_256K
 from tests.processor import processor_seconds
 
 ITEMS = {
     "parameters", "gradients", "optimizer", "activations", "logits", "ring_buffers", "gather_buffers", "other",
 }  # fmt: skip
 PROMISED = ITEMS | {"peak", "host", "device_total", "fits"}
-TOO_MUCH = ["recipe=llama3-8b-2m", "zero.stage=1", "offload.ratio=0"]
+TOO_MUCH = [*LLAMA3_8B_2M, "zero.stage=1", "offload.ratio=0"]
 
 
 def estimated(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def test_people_get_the_items_and_then_two_lines(capsys: pytest.CaptureFixture[s
 
 
 def test_a_host_that_is_too_small_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = estimated(capsys, "recipe=llama7b-256k", "optimizer.on_host=true", "cluster.host_memory=1M", code=10)
+    answer = estimated(capsys, *LLAMA7B_256K, "optimizer.on_host=true", "cluster.host_memory=1M", code=10)
     assert answer["error"]["key"] == "cluster.host_memory"
     assert answer["memory"]["peak"] <= answer["memory"]["device_total"]
 
@@ -78,7 +79,7 @@ def test_a_host_that_is_too_small_is_named(capsys: pytest.CaptureFixture[str]) -
 def test_device_and_host_are_both_named_and_numbers_that_are_nearly_the_same_differ(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    keys = ["recipe=llama7b-256k", "optimizer.on_host=true", "cluster.host_memory=1M", "offload.ratio=0"]
+    keys = [*LLAMA7B_256K, "optimizer.on_host=true", "cluster.host_memory=1M", "offload.ratio=0"]
     memory = estimated(capsys, *keys, code=10)["memory"]
     error = estimated(capsys, *keys, f"cluster.device_memory={memory['peak'] - 2**20}", code=10)["error"]
     need, host = error["message"].split(", and needs ")
@@ -89,7 +90,7 @@ def test_device_and_host_are_both_named_and_numbers_that_are_nearly_the_same_dif
 
 
 def test_fit_says_what_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    keys = ["recipe=llama7b-2m", "offload.ratio=0"]
+    keys = [*LLAMA7B_2M, "offload.ratio=0"]
     fit = estimated(capsys, *keys, "--fit")["fit"]
     assert fit["context"] == 1024 * fit["capacity"]
     assert estimated(capsys, *keys, f"capacity={fit['capacity']}", f"context={fit['context']}")["memory"]["fits"]
@@ -103,10 +104,10 @@ def test_fit_says_what_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     "keys",
     [
-        "recipe=llama7b-2m",
-        "recipe=llama7b-2m cluster.nodes=5",
+        " ".join(LLAMA7B_2M),
+        " ".join([*LLAMA7B_2M, "cluster.nodes=5"]),
         "recipe=llama70b-2m-paper offload.ratio=0.5 cluster.host_memory=20GiB",
-        "recipe=llama7b-2m mlp_tile=2G",
+        " ".join([*LLAMA7B_2M, "mlp_tile=2G"]),
         "recipe=h200-1b-256k",
         "hostfile",
     ],
@@ -131,7 +132,7 @@ def test_what_fit_says_works_when_it_is_followed(keys: str, tmp_path: Path, caps
 
 
 def test_fit_shows_what_fits_also_if_the_context_does_not(capsys: pytest.CaptureFixture[str]) -> None:
-    keys = ["estimate-memory", "recipe=llama7b-2m", "cluster.nodes=5"]
+    keys = ["estimate-memory", *LLAMA7B_2M, "cluster.nodes=5"]
     message = "a sequence of 2M tokens does not fit: 40 ranks x capacity 8K = 320K"
     assert run([*keys, "--fit"]) == 10
     shown = capsys.readouterr()
@@ -177,7 +178,7 @@ def test_the_table_of_a_node_that_holds_nothing_shows_what_lets_it_hold_somethin
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "hosts").write_text("a slots=8\nb slots=8 memory=24GiB\n")
-    keys = ["recipe=llama7b-256k", f"cluster.hostfile={tmp_path / 'hosts'}", "context=64K"]
+    keys = [*LLAMA7B_256K, f"cluster.hostfile={tmp_path / 'hosts'}", "context=64K"]
     told = estimated(capsys, *keys, "--table", code=10)
     assert told["memory"]["tokens"] == 0 and told["error"]["key"] == "cluster.hostfile"
     assert len(told["table"]) == 18
@@ -187,7 +188,7 @@ def test_the_table_of_a_node_that_holds_nothing_shows_what_lets_it_hold_somethin
 
 
 def test_nothing_fits_a_device_that_is_full_without_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    keys = ["recipe=llama7b-2m", "cluster.device_memory=16GiB", "--fit"]
+    keys = [*LLAMA7B_2M, "cluster.device_memory=16GiB", "--fit"]
     fit = estimated(capsys, *keys, code=10)["fit"]
     assert {fit[name] for name in fit if name != "refused"} == {None} and fit["refused"].startswith("a rank needs")
     assert run(["estimate-memory", *keys]) == 10
@@ -196,9 +197,9 @@ def test_nothing_fits_a_device_that_is_full_without_tokens(capsys: pytest.Captur
 
 
 def test_table_compares_what_goes_together(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = estimated(capsys, "recipe=llama7b-2m", "--table")["table"]
+    rows = estimated(capsys, *LLAMA7B_2M, "--table")["table"]
     assert len(rows) == 18 and set(rows[0]) >= {"zero.stage", "offload.ratio", "recompute", "peak", "host", "fits"}
-    assert run(["estimate-memory", "recipe=llama7b-2m", "--table"]) == 0
+    assert run(["estimate-memory", *LLAMA7B_2M, "--table"]) == 0
     text = capsys.readouterr().out
     assert text.count("layer_keep_attention") == 6
     assert "each row: memory for a micro-batch of 8,192 tokens, if every token belongs to a ring\n" in text
@@ -229,7 +230,7 @@ def test_a_capacity_that_cannot_be_planned_has_the_same_ways_out(capsys: pytest.
 
 def test_plot_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "memory.html"
-    assert run(["estimate-memory", "recipe=llama7b-2m", "--plot", str(path), "--json"]) == 0
+    assert run(["estimate-memory", *LLAMA7B_2M, "--plot", str(path), "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["memory"]["fits"] and captured.err == f"charts: {path}\n"
     page = path.read_text(encoding="utf-8")
@@ -253,7 +254,7 @@ def test_it_answers_within_two_seconds(flag: list[str]) -> None:
 
 
 def test_a_ratio_that_the_host_has_no_room_for_is_refused_as_by_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    keys = ["recipe=llama7b-2m", "offload.ratio=1", "cluster.host_memory=1GiB"]
+    keys = [*LLAMA7B_2M, "offload.ratio=1", "cluster.host_memory=1GiB"]
     error = estimated(capsys, *keys, code=10)["error"]
     assert error["key"] == "offload.ratio" and "offload.ratio=auto" in error["hint"]
     assert run(["plan", *keys]) == 10

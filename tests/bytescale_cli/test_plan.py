@@ -14,6 +14,7 @@ from bytescale_cli.main import run
 from bytescale_cli.plan import _offload
 from engine.config.load import load
 from engine.report.words import short_seconds
+from tests.presets import LLAMA7B_2M, LLAMA7B_256K
 from tests.report.events import checked
 from tests.report.samples import texts
 
@@ -58,7 +59,7 @@ def test_a_plan_is_a_function_of_the_config(capsys: pytest.CaptureFixture[str]) 
     assert planned(capsys, *SMALL, "run.seed=7")["plan"]["sequences"] != first["sequences"]
 
 
-MODEL = ["recipe=llama7b-256k", "cluster.nodes=4"]
+MODEL = [*LLAMA7B_256K, "cluster.nodes=4"]
 
 
 def test_documents_that_are_named_are_planned_whatever_the_recipes_lengths(
@@ -207,7 +208,7 @@ def test_pictures_need_no_torch_and_a_plan_without_them_no_matplotlib(tmp_path: 
         assert ("matplotlib" in done.stdout.split()) == bool(plot)
 
 
-LONG = ["recipe=llama7b-2m", "lengths=byted", "cluster.nodes=8", "context=256K", "lengths.max=256K", "batch_tokens=2M"]
+LONG = [*LLAMA7B_2M, "lengths=byted", "cluster.nodes=8", "context=256K", "lengths.max=256K", "batch_tokens=2M"]
 
 
 def test_what_offload_changed_stands_beside_the_plan(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from engine.config.load import load
 from engine.data.lengths import step_lengths
 from engine.planner.settings import PlanSettings
 from engine.simulator.compare import compare
+from tests.presets import LLAMA7B_2M
 from tests.report.events import checked
 
 PROMISED = {
@@ -71,7 +72,7 @@ def test_static_at_its_best_settings_is_a_row(capsys: Capture) -> None:
 
 def test_naive_and_balanced_have_a_row_without_equation_3(capsys: Capture) -> None:
     """Only where they offload by it, and where no sweep compares offload."""
-    long = ["recipe=llama7b-2m", "lengths=byted", "cluster.nodes=8", "lengths.max=256K", "batch_tokens=2M"]
+    long = [*LLAMA7B_2M, "lengths=byted", "cluster.nodes=8", "lengths.max=256K", "batch_tokens=2M"]
     long += ["context=256K", "--no-tuned", "--planners", "naive,balanced"]
     labels = ["static", "naive", "naive, no eq. 3", "balanced", "balanced, no eq. 3"]
     assert run(["simulate", *long]) == 0
@@ -174,7 +175,7 @@ def test_what_a_sweep_changes_in_the_cluster_is_a_column(capsys: Capture) -> Non
 
 def test_a_sweep_of_offload_shows_what_it_gains_and_takes(capsys: Capture) -> None:
     """Each planner and each other point of the sweep against its own run at the first ratio."""
-    long = ["recipe=llama7b-2m", "lengths=byted", "cluster.nodes=8", "lengths.max=256K", "batch_tokens=2M"]
+    long = [*LLAMA7B_2M, "lengths=byted", "cluster.nodes=8", "lengths.max=256K", "batch_tokens=2M"]
     swept = ["--sweep", "context=128K,256K", "--sweep", "offload.ratio=0,auto", "--planners", "adaptive"]
     assert run(["simulate", "--no-tuned", *long, *swept, "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]

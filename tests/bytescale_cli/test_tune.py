@@ -13,6 +13,7 @@ import pytest
 from bytescale_cli import tune
 from bytescale_cli.main import run
 from engine.config.load import diff, load
+from tests.presets import LLAMA3_8B_2M
 
 SMALL = ["recipe=llama7b-256k", "cluster=h100x8", "cluster.nodes=1", "context=32K", "batch_tokens=128K"]
 SMALL += ["lengths=byted", "lengths.max=32K", "recompute=layer", "offload.ratio=0"]
@@ -155,7 +156,7 @@ def test_searched_keys_take_values_that_a_given_one_needs(capsys: Capture, monke
 
 
 def test_other_ways_than_nodes_are_kept(capsys: Capture) -> None:
-    small = ["recipe=llama3-8b-2m", "cluster.nodes=1", "cluster.ranks_per_node=1", "context=8K", "capacity=8K"]
+    small = [*LLAMA3_8B_2M, "cluster.nodes=1", "cluster.ranks_per_node=1", "context=8K"]
     code, error = failure(capsys, *small)
     assert code == 10 and error["hint"].startswith("optimizer.on_host=true; or cluster.nodes=")
 

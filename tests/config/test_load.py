@@ -24,8 +24,8 @@ def test_without_overrides_it_is_the_quickstart() -> None:
 
 def test_recipe_wins_over_groups_and_command_line_over_the_recipe() -> None:
     assert load(["recipe=llama7b-256k"]).model.name == "llama7b"
-    assert load(["recipe=llama7b-256k", "model=tiny"]).model.name == "tiny"
-    assert load(["recipe=llama7b-256k", "model=tiny"]).cluster.nodes == 128
+    assert load(["recipe=llama7b-256k", "model=tiny", "parallel.tp=1"]).model.name == "tiny"
+    assert load(["recipe=llama7b-256k", "model=tiny", "parallel.tp=1"]).cluster.nodes == 128
     assert load(["cluster.nodes=4", "recipe=llama7b-256k"]).cluster.nodes == 4
 
 

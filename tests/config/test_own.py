@@ -44,7 +44,7 @@ def test_what_wins() -> None:
     mine, below = load(["recipe=./mine.yaml"]), load(["recipe=llama7b-2m"])
     assert (mine.model.name, mine.zero.stage, mine.run.seed) == ("llama13b", 3, 5)
     assert (mine.context, mine.cluster, mine.optimizer) == (below.context, below.cluster, below.optimizer)
-    above = load(["recipe=./mine.yaml", "model=tiny", "run.seed=6", "context=4K"])
+    above = load(["recipe=./mine.yaml", "model=tiny", "parallel.tp=1", "run.seed=6", "context=4K"])
     assert (above.model.name, above.run.seed, above.context) == ("tiny", 6, 4096)
 
 

@@ -9,6 +9,7 @@ import pytest
 from engine.config import keys, tree
 from engine.config.load import load
 from engine.config.own_copy import own_copy
+from engine.config.units import format_count
 
 
 @pytest.mark.parametrize("name", tree.recipes())
@@ -26,7 +27,8 @@ def test_what_a_user_needs_to_start() -> None:
     text = own_copy("llama3-8b-1m-16nodes", Path("a b.yaml"))
     assert tree.about(text).startswith(tree.about(tree.text_of("recipe", "llama3-8b-1m-16nodes")))
     assert "bytescale train --config 'a b.yaml'" in text
-    assert f"# {keys.leaves()['capacity'].description}\ncapacity: 8K\n" in text
+    capacity = format_count(load(["recipe=llama3-8b-1m-16nodes"]).capacity)
+    assert f"# {keys.leaves()['capacity'].description}\ncapacity: {capacity}\n" in text
     assert "base/" not in text
     quickstart, llama = (own_copy(name, Path("a.yaml")) for name in ("quickstart", "llama7b-256k"))
     assert "# data:\n" in quickstart and "# data:\n" in llama, "what stands for documents of one's own"

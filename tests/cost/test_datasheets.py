@@ -12,6 +12,7 @@ from engine.config.load import load
 from engine.cost.calibration import read
 from engine.cost.datasheets import nominal, sheet_peak
 from engine.cost.model import Costs
+from tests.presets import LLAMA7B_256K
 
 PRESETS = tree.groups()["cluster"]
 # dense bf16 TFLOP/s, memory TB/s, NVLink GB/s each way, a card's Gb/s, cards, host link GB/s each way: NVIDIA's pages
@@ -44,7 +45,7 @@ def test_it_is_marked_as_a_data_sheet_with_its_source(name: str) -> None:
     found = nominal(name)
     assert found.source.startswith("data sheet https://www.nvidia.com/")
     assert found.device.split()[0].lower() == name.rpartition("x")[0]
-    recipe = ["recipe=llama7b-256k", f"cluster={name}", "cluster.nodes=256"]
+    recipe = [*LLAMA7B_256K, f"cluster={name}", "cluster.nodes=256"]
     assert Costs.of(load(recipe)).source == f"{found.device} ({found.source})"
 
 

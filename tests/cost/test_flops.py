@@ -11,6 +11,7 @@ from engine.config.load import load
 from engine.config.schema import Model
 from engine.cost.flops import attention_flops, linear_flops, linear_weights
 from engine.cost.model import Costs
+from tests.presets import LLAMA7B_256K
 
 
 def shape(**changes: object) -> Model:
@@ -18,12 +19,12 @@ def shape(**changes: object) -> Model:
 
 
 def test_llama_7b_with_8_key_heads_by_hand() -> None:
-    model = load(["recipe=llama7b-256k"]).model
+    model = load(LLAMA7B_256K).model
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 11008
     assert linear_weights(model) == 32 * layer + 4096 * 32000
     assert linear_flops(model) == 2 * linear_weights(model)
     assert attention_flops(model) == 4 * 4096 * 32
-    step = Costs.of(load(["recipe=llama7b-256k"])).flops(np.array([10, 3], dtype=np.int64))
+    step = Costs.of(load(LLAMA7B_256K)).flops(np.array([10, 3], dtype=np.int64))
     assert step == 3 * (13 * linear_flops(model) + (55 + 6) * attention_flops(model))
 
 

@@ -20,12 +20,13 @@ from engine.cost.datasheets import nominal
 from engine.cost.model import Costs
 from engine.units import PPM
 from tests.planner.samples import COSTS, ints
+from tests.presets import LLAMA7B_256K
 
 TINY = load(["model=tiny"])
 
 
 def of(*overrides: str) -> Costs:
-    return Costs.of(load(["recipe=llama7b-256k", *overrides]))
+    return Costs.of(load([*LLAMA7B_256K, *overrides]))
 
 
 def costs_of(config: Config, rates: Calibration) -> Costs:
@@ -202,13 +203,13 @@ def test_one_node_has_no_far_links() -> None:
 
 def test_a_network_faster_than_a_node_is_no_slower() -> None:
     rates = replace(nominal("h100x8"), network_bytes_per_s=1e15)
-    assert costs_of(load(["recipe=llama7b-256k"]), rates).rates.inter_node_slowdown == 1
+    assert costs_of(load(LLAMA7B_256K), rates).rates.inter_node_slowdown == 1
 
 
 def test_cards_that_devices_share_are_shared_under_tensor_parallelism_too() -> None:
     """Each device of a rank sends its part of K,V through the cards of the node: all of it, however it is split."""
-    config, rates = load(["recipe=llama7b-256k"]), replace(nominal("h100x8"), nics_per_node=1.0)
-    one, four = costs_of(config, rates), costs_of(load(["recipe=llama7b-256k", "parallel.tp=4"]), rates)
+    config, rates = load(LLAMA7B_256K), replace(nominal("h100x8"), nics_per_node=1.0)
+    one, four = costs_of(config, rates), costs_of(load([*LLAMA7B_256K, "parallel.tp=4"]), rates)
     assert four.rates.kv / four.nics == pytest.approx(one.rates.kv / one.nics)
 
 
@@ -243,7 +244,7 @@ def test_tensor_parallel_devices_of_two_nodes_exchange_over_the_network() -> Non
 
 def test_rows_travel_at_the_rate_of_collectives() -> None:
     """On CPUs collectives reach about a fourth of the rate of messages."""
-    config, slow = load(["recipe=llama7b-256k", "parallel.tp=4"]), replace(nominal("h100x8"), reduce_bytes_per_s=1e9)
+    config, slow = load([*LLAMA7B_256K, "parallel.tp=4"]), replace(nominal("h100x8"), reduce_bytes_per_s=1e9)
     rows = 3 / 4 * 1e9 * ((32 * 4 + 2) * 4096 * 2 + 2 * 3 * 4)
     fast = nominal("h100x8").reduce_bytes_per_s
     sent = costs_of(config, slow).rates.token_f - of("parallel.tp=4").rates.token_f
@@ -253,7 +254,7 @@ def test_rows_travel_at_the_rate_of_collectives() -> None:
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_with_free_sums_tensor_parallelism_divides_all(tp: int) -> None:
     sheet = replace(nominal("h100x8"), reduce_bytes_per_s=1e30)
-    one, many = (costs_of(load(["recipe=llama7b-256k", f"parallel.tp={n}"]), sheet) for n in (1, tp))
+    one, many = (costs_of(load([*LLAMA7B_256K, f"parallel.tp={n}"]), sheet) for n in (1, tp))
     for name in ("token_f", "token_b", "pair_f", "pair_b", "merge", "copy"):
         assert getattr(many.rates, name) == pytest.approx(getattr(one.rates, name) / tp), name
     lengths = np.array([1000, 10**6], dtype=np.int64)
@@ -313,7 +314,7 @@ def test_the_peak_is_the_data_sheets() -> None:
 @pytest.mark.parametrize("overrides", [(), ("zero.stage=3", "parallel.tp=2")])
 def test_costs_of_given_rates_are_those_of_a_file_with_them(overrides: tuple[str, ...]) -> None:
     """All of them, so that planner and simulator never use two different machines."""
-    config = load(["recipe=llama7b-256k", *overrides])
+    config = load([*LLAMA7B_256K, *overrides])
     rates = replace(nominal("h100x8"), micro_batch_s=7e-3, half_tokens=5000.0, linear_flops_per_s=1e14, step_s=0.5)
     assert Costs.of(config, rates) == costs_of(config, rates)
     assert Costs.of(config, rates).fixed == round(Costs.of(config, rates).rates.micro) != Costs.of(config).fixed
@@ -355,7 +356,7 @@ def test_inside_one_node_gradients_and_weights_travel_over_its_links(overrides: 
 
 
 def test_a_network_faster_than_what_a_reduction_reaches_in_a_node_does_not_speed_it_up() -> None:
-    config, slow = load(["recipe=llama7b-256k"]), replace(nominal("h100x8"), reduce_bytes_per_s=1e9)
+    config, slow = load(LLAMA7B_256K), replace(nominal("h100x8"), reduce_bytes_per_s=1e9)
     rates = [replace(slow, network_bytes_per_s=network) for network in (1e9, 1e12)]
     assert Costs.of(config, rates[0]).step == Costs.of(config, rates[1]).step
 

@@ -18,6 +18,7 @@ from engine.fit.largest import largest_capacity
 from engine.fit.problem import fit_problem
 from engine.planner.settings import PlanSettings
 from engine.units import PPM
+from tests.presets import LLAMA3_8B_256K, LLAMA7B_2M, LLAMA7B_256K
 
 
 def problem(*keys: str) -> tuple[str, str] | None:
@@ -31,7 +32,7 @@ def problem(*keys: str) -> tuple[str, str] | None:
 def test_what_no_planner_supports_is_refused_whichever_command_asks(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([command, "recipe=llama7b-256k", "planner.max_peers=1"]) == 2
+    assert run([command, *LLAMA7B_256K, "planner.max_peers=1"]) == 2
     assert "error: planner.max_peers: the " in capsys.readouterr().err
 
 
@@ -42,7 +43,7 @@ def test_a_context_that_the_ranks_do_not_hold_does_not_fit() -> None:
 
 
 def test_a_ratio_that_the_host_has_no_memory_for_does_not_fit() -> None:
-    keys = ["recipe=llama7b-2m", "offload.ratio=0.5"]
+    keys = [*LLAMA7B_2M, "offload.ratio=0.5"]
     needs = int(PlanSettings.of(load(keys)).costs.host_bytes(np.int64(8192), PPM // 2))
     assert problem(*keys, f"cluster.host_memory={needs}") is None
     found = problem(*keys, f"cluster.host_memory={needs - 1}")
@@ -50,11 +51,11 @@ def test_a_ratio_that_the_host_has_no_memory_for_does_not_fit() -> None:
     assert re.match(r"offloading 0\.5 of a micro-batch of 8K tokens puts 13\.[0-9]+ GiB on the host", found[1])
     puts, has = re.findall(r"[0-9.]+ GiB", found[1])
     assert puts != has, "one byte is missing, and the message shows it"
-    assert problem("recipe=llama7b-2m", "cluster.host_memory=1GiB") is None, "auto uses less"
+    assert problem(*LLAMA7B_2M, "cluster.host_memory=1GiB") is None, "auto uses less"
 
 
 def test_model_states_on_the_host_leave_less_for_a_ratio() -> None:
-    keys = ["recipe=llama7b-2m", "zero.stage=3", "optimizer.on_host=true", "offload.ratio=1", "cluster.nodes=4"]
+    keys = [*LLAMA7B_2M, "zero.stage=3", "optimizer.on_host=true", "offload.ratio=1", "cluster.nodes=4"]
     found = problem(*keys, "context=64K", "cluster.host_memory=28GiB")
     assert found is not None
     assert "puts 27.3 GiB on the host beside 4.1 GiB of model states, 31.4 GiB in all" in found[1]
@@ -62,7 +63,7 @@ def test_model_states_on_the_host_leave_less_for_a_ratio() -> None:
 
 def test_the_capacity_comes_before_the_context() -> None:
     """A context that the ranks could hold only with a capacity that does not fit either."""
-    found = problem("recipe=llama7b-2m", "cluster.nodes=1", "offload.ratio=0", "capacity=64K")
+    found = problem(*LLAMA7B_2M, "cluster.nodes=1", "offload.ratio=0", "capacity=64K")
     assert found is not None and found[0] == "cluster.device_memory"
 
 
@@ -113,7 +114,7 @@ def answers(
         ("capacity=128M batch_tokens=256M", "cluster.device_memory"),
         ("model.layers=8 offload.ratio=1 cluster.host_memory=1M", "offload.ratio"),
         ("model.hidden=8192 model.ffn=28672 model.layers=400 optimizer.on_host=true", "cluster.device_memory"),
-        ("recipe=llama7b-2m zero.stage=3 optimizer.on_host=true cluster.host_memory=1M", "cluster.host_memory"),
+        (f"{' '.join(LLAMA7B_2M)} zero.stage=3 optimizer.on_host=true cluster.host_memory=1M", "cluster.host_memory"),
     ],
 )
 def test_what_does_not_fit_has_one_answer(
@@ -176,9 +177,7 @@ def test_a_machine_that_is_smaller_than_the_config_says_has_one_answer(
     assert answers([*documents, *keys.split()], ["simulate"], tmp_path, capsys) == {(0, "", "")}
 
 
-@pytest.mark.parametrize(
-    "keys", [["recipe=llama3-8b-256k", "cluster.nodes=2", "capacity=32K"], ["recipe=llama7b-256k"]]
-)
+@pytest.mark.parametrize("keys", [[*LLAMA3_8B_256K, "cluster.nodes=2", "capacity=32K"], LLAMA7B_256K])
 def test_the_largest_capacity_is_the_same_in_all_commands(keys: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     settings = PlanSettings.of(load(keys))
     largest, plain = largest_capacity(settings), largest_capacity(settings.without_offload())

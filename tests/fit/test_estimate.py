@@ -29,6 +29,7 @@ from engine.planner.make import plan_step
 from engine.planner.plan.loads import micro_loads
 from engine.planner.settings import PlanSettings
 from engine.units import PPM
+from tests.presets import LLAMA7B_2M
 
 MODELS = {name: load([f"model={name}", "cluster=h100x8"]) for name in ("llama7b", "llama3-8b", "mixtral8x7b", "tiny")}
 CONFIGS = st.fixed_dictionaries(
@@ -86,20 +87,20 @@ def test_more_tokens_never_need_less(name: str, keys: dict[str, Any], tokens: in
 
 def test_the_host_has_a_copy_of_the_states_only_where_it_fits() -> None:
     """Else a config would be refused for a copy without which training only waits for checkpoints."""
-    config = load(["recipe=llama7b-2m", "offload.ratio=0", "cluster.host_memory=64GiB"])
+    config = load([*LLAMA7B_2M, "offload.ratio=0", "cluster.host_memory=64GiB"])
     found = most_on_host(config, settings := PlanSettings.of(config))
     parameters, ranks = Costs.of(config).parameters, settings.ranks
     assert found.checkpoint == copy_bytes(config, settings) == found.host
     assert found.checkpoint == 12 * -(-parameters // ranks) + (2 * parameters if config.zero.stage < 3 else 0)
-    small = load(["recipe=llama7b-2m", "offload.ratio=0", f"cluster.host_memory={found.host - 1}"])
+    small = load([*LLAMA7B_2M, "offload.ratio=0", f"cluster.host_memory={found.host - 1}"])
     found = most_on_host(small, PlanSettings.of(small))
     assert found.checkpoint == found.host == 0 and found.fits
 
 
 def test_the_fullest_micro_batch_is_the_capacity_or_with_offload_more_of_one_sequence() -> None:
-    plain = load(["recipe=llama7b-2m", "offload.ratio=0"])
+    plain = load([*LLAMA7B_2M, "offload.ratio=0"])
     assert fullest(plain, PlanSettings.of(plain)) == Load(8192, 8192, 0)
-    more = load(["recipe=llama7b-2m"])
+    more = load(LLAMA7B_2M)
     found = fullest(more, PlanSettings.of(more))
     assert found.tokens > 5 * 8192 and 0 < found.offload <= PPM
     assert estimate_fullest(more, PlanSettings.of(more)).load == found
@@ -124,7 +125,7 @@ def test_no_more_is_offloaded_than_a_capacity_needs_and_no_sequence_is_longer_th
 def test_a_tile_larger_than_the_micro_batch_is_as_large_as_that() -> None:
     found = []
     for tile in ("8K", "2G", "2K"):
-        config = load(["recipe=llama7b-2m", "offload.ratio=0", f"mlp_tile={tile}"])
+        config = load([*LLAMA7B_2M, "offload.ratio=0", f"mlp_tile={tile}"])
         settings = PlanSettings.of(config)
         found.append(estimate(config, settings).peak)
         most = settings.costs.most_tokens(settings.device_memory)

@@ -19,12 +19,13 @@ from engine.planner.checks import check_longest
 from engine.planner.make import PLANNERS, plan_step
 from engine.planner.settings import PlanSettings
 from tests.planner.samples import ints, settings
+from tests.presets import LLAMA3_8B_2M, LLAMA7B_2M, LLAMA7B_256K
 
 KEYS = [
-    ["recipe=llama7b-2m"],
-    ["recipe=llama7b-2m", "offload.ratio=0"],
+    LLAMA7B_2M,
+    [*LLAMA7B_2M, "offload.ratio=0"],
     ["recipe=llama70b-2m-paper", "offload.ratio=0.5"],
-    ["recipe=llama3-8b-2m", "recompute=layer", "optimizer.on_host=true"],
+    [*LLAMA3_8B_2M, "recompute=layer", "optimizer.on_host=true"],
     ["recipe=mixtral8x7b-2m", "cluster.host_memory=20GiB"],
     ["recipe=h200-1b-64k", "mlp_tile=1K"],
     ["recipe=quickstart"],
@@ -73,7 +74,7 @@ def test_the_least_ranks_hold_the_context_and_fewer_do_not(config: Config) -> No
 
 
 def test_ranks_beyond_a_node_are_those_of_whole_nodes() -> None:
-    keys = ["recipe=llama3-8b-2m", "offload.ratio=0"]
+    keys = [*LLAMA3_8B_2M, "offload.ratio=0"]
     config = load(keys)
     ranks = least_ranks(config, PlanSettings.of(config))
     assert ranks is not None and ranks % 8 == 0
@@ -88,18 +89,18 @@ def test_ranks_beyond_a_node_are_those_of_whole_nodes() -> None:
 @pytest.mark.parametrize("context", ["8K", "2M"])
 def test_the_least_ranks_are_a_cluster_that_can_be_asked_for(keys: str, context: str) -> None:
     """Ranks on parts of a node and on several nodes: the keys are valid, and hold the context."""
-    given_ = ["recipe=llama7b-2m", "cluster.nodes=768", f"context={context}", *keys.split()]
+    given_ = ["cluster.nodes=768", *LLAMA7B_2M, f"context={context}", *keys.split()]
     config = load(given_)
     ranks = least_ranks(config, PlanSettings.of(config))
     assert ranks is not None
     asked = of_ranks(config, PlanSettings.of(config), ranks)
-    there = load([*given_[2:], "recipe=llama7b-2m", *(f"{key}={value}" for key, value in asked.items())])
+    there = load([*given_[1:], *(f"{key}={value}" for key, value in asked.items())])
     assert PlanSettings.of(there).ranks == ranks
     assert estimate(there, PlanSettings.of(there)).fits
 
 
 def test_no_cluster_has_more_ranks_than_can_be_planned() -> None:
-    config = load(["recipe=llama7b-2m", "cluster.host_memory=0", "cluster.device_memory=50GiB"])
+    config = load([*LLAMA7B_2M, "cluster.host_memory=0", "cluster.device_memory=50GiB"])
     assert largest_capacity(among(config, PlanSettings.of(config), 2**16)) < 2**16
     longer = config.model_copy(update={"context": 2**32})
     assert least_ranks(longer, PlanSettings.of(config)) is None
@@ -119,7 +120,7 @@ def test_of_a_mixed_cluster_the_context_is_all_that_its_smallest_ranks_hold(tmp_
 
 def test_a_ratio_that_is_named_is_what_the_host_has_to_hold() -> None:
     """The device would need less, but the host must hold the named ratio."""
-    keys = ["recipe=llama7b-2m", "offload.ratio=0.9", "cluster.host_memory=20GiB"]
+    keys = [*LLAMA7B_2M, "offload.ratio=0.9", "cluster.host_memory=20GiB"]
     config = load(keys)
     own = PlanSettings.of(config)
     most = largest_capacity(own, named_ratio(config))
@@ -130,13 +131,13 @@ def test_a_ratio_that_is_named_is_what_the_host_has_to_hold() -> None:
 
 
 def test_no_number_of_ranks_helps_a_device_that_is_full_without_tokens() -> None:
-    config = load(["recipe=llama7b-2m", "cluster.device_memory=16GiB"])
+    config = load([*LLAMA7B_2M, "cluster.device_memory=16GiB"])
     assert least_ranks(config, PlanSettings.of(config)) is None
     assert least_nodes(config, PlanSettings.of(config)) is None
 
 
 def test_the_least_nodes_on_which_the_capacity_fits() -> None:
-    keys = ["recipe=llama7b-2m", "offload.ratio=0", "context=8K", "cluster.device_memory=72GiB"]
+    keys = [*LLAMA7B_2M, "offload.ratio=0", "context=8K", "cluster.device_memory=72GiB"]
     config = load([*keys, "cluster.nodes=1"])
     nodes = least_nodes(config, PlanSettings.of(config))
     assert nodes is not None and nodes > 1
@@ -168,7 +169,7 @@ def test_a_capacity_that_fits_only_with_offload_is_planned_with_it(planner: str,
 
 
 def test_states_that_the_host_cannot_hold_are_refused_by_name() -> None:
-    config = load(["recipe=llama7b-256k", "optimizer.on_host=true", "cluster.host_memory=16M"])
+    config = load([*LLAMA7B_256K, "optimizer.on_host=true", "cluster.host_memory=16M"])
     with pytest.raises(MemoryFitError, match="model states on the host") as caught:
         plan_step(np.array([100]), PlanSettings.of(config))
     assert caught.value.problems[0].key == "cluster.host_memory"

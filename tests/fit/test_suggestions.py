@@ -10,13 +10,14 @@ from engine.fit.check import check_fit, fit_error
 from engine.fit.estimate import estimate
 from engine.fit.suggestions import suggestions, table
 from engine.planner.settings import PlanSettings
+from tests.presets import LLAMA3_8B_2M, LLAMA3_8B_512K, LLAMA7B_2M
 
 NOT = [
-    ["recipe=llama3-8b-2m", "zero.stage=1", "offload.ratio=0"],
-    ["recipe=llama3-8b-2m", "zero.stage=1", "offload.ratio=0", "cluster.nodes=2", "context=64K"],
+    [*LLAMA3_8B_2M, "zero.stage=1", "offload.ratio=0"],
+    [*LLAMA3_8B_2M, "zero.stage=1", "offload.ratio=0", "cluster.nodes=2", "context=64K"],
     ["recipe=llama70b-2m-paper", "capacity=128K", "offload.ratio=0"],
     ["recipe=llama30b-2m", "recompute=none", "cluster.nodes=8", "context=512K", "offload.ratio=0"],
-    ["recipe=llama7b-2m", "cluster.host_memory=1GiB", "capacity=16K"],
+    [*LLAMA7B_2M, "cluster.host_memory=1GiB", "capacity=16K"],
     ["recipe=h200-1b-256k", "recompute=none", "offload.ratio=0"],
     ["recipe=llama13b-256k", "parallel.tp=1", "offload.ratio=0"],
 ]
@@ -48,7 +49,7 @@ def test_more_nodes_are_suggested_where_they_hold_more() -> None:
 
 
 def test_the_table_has_a_row_for_all_that_goes_together() -> None:
-    rows = table(load(["recipe=llama7b-2m"]))
+    rows = table(load(LLAMA7B_2M))
     assert len(rows) == 3 * 2 * 3
     peak = {(row["zero.stage"], row["offload.ratio"], row["recompute"]): row["peak"] for row in rows}
     assert peak[1, 0.0, "none"] > peak[2, 0.0, "none"] > peak[3, 0.0, "none"] > peak[3, 0.0, "layer"]
@@ -58,14 +59,14 @@ def test_the_table_has_a_row_for_all_that_goes_together() -> None:
 
 
 def test_the_table_shows_a_ratio_that_the_host_has_no_room_for() -> None:
-    rows = table(load(["recipe=llama7b-2m", "cluster.host_memory=1GiB"]))
+    rows = table(load([*LLAMA7B_2M, "cluster.host_memory=1GiB"]))
     assert len(rows) == 3 * 2 * 3
     assert {row["fits"] for row in rows if row["offload.ratio"] == 1} == {False}
     assert {row["fits"] for row in rows if row["offload.ratio"] == 0} == {True}
 
 
 def test_an_error_names_the_suggestions() -> None:
-    config = load(["recipe=llama3-8b-2m", "offload.ratio=0", "cluster.device_memory=30GiB"])
+    config = load([*LLAMA3_8B_2M, "offload.ratio=0", "cluster.device_memory=30GiB"])
     with pytest.raises(MemoryFitError) as caught:
         check_fit(config, here=False)
     (problem,) = caught.value.problems
@@ -82,7 +83,7 @@ def test_an_error_without_suggestions_keeps_its_hint() -> None:
 
 
 def test_what_is_fixed_stays() -> None:
-    config = load(["recipe=llama3-8b-2m", "zero.stage=1", "offload.ratio=0", "cluster.nodes=2", "context=64K"])
+    config = load([*LLAMA3_8B_2M, "zero.stage=1", "offload.ratio=0", "cluster.nodes=2", "context=64K"])
     fixed = {"zero.stage", "optimizer.on_host", "cluster.nodes"}
     found = suggestions(config, PlanSettings.of(config), fixed)
     assert found and not any(fixed & one.changes.keys() for one in found)
@@ -90,13 +91,13 @@ def test_what_is_fixed_stays() -> None:
 
 
 def test_a_config_that_fits_is_not_a_suggestion() -> None:
-    config = load(["recipe=llama3-8b-2m"])
+    config = load(LLAMA3_8B_2M)
     assert all(one.changes for one in suggestions(config, PlanSettings.of(config)))
 
 
 def test_each_row_of_a_mixed_cluster_is_what_the_estimate_says_at_that_ratio(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a slots=8\nb slots=8 memory=60GiB\n")
-    keys = ["recipe=llama3-8b-512k", f"cluster.hostfile={tmp_path / 'hosts'}", "capacity=10K", "context=16K"]
+    keys = [*LLAMA3_8B_512K, f"cluster.hostfile={tmp_path / 'hosts'}", "capacity=10K", "context=16K"]
     (row,) = [
         row
         for row in table(load([*keys, "zero.stage=1"]))

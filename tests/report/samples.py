@@ -28,6 +28,7 @@ from engine.report.memory_bars import memory_picture
 from engine.report.svg import Size
 from engine.report.timeline import timeline_picture
 from tests.planner.samples import COSTS, settings, staged_costs
+from tests.presets import LLAMA7B_2M
 from tests.report.runs import plan, spans
 
 STEPS = np.arange(1.0, 41.0)
@@ -45,7 +46,7 @@ COST_CURVE = CostCurve(
     capacity=8192,
     step_s=32.4,
 )
-_SEVEN_B = load(["recipe=llama7b-2m", "offload.ratio=0"])
+_SEVEN_B = load([*LLAMA7B_2M, "offload.ratio=0"])
 ESTIMATE = estimate(_SEVEN_B, PlanSettings.of(_SEVEN_B))
 
 

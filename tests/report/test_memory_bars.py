@@ -7,6 +7,7 @@ from engine.fit.estimate import estimate
 from engine.planner.settings import PlanSettings
 from engine.report.memory_bars import memory_picture
 from engine.report.words import MEMORY, memory_parts, memory_rows, memory_unit
+from tests.presets import LLAMA7B_2M
 from tests.report.samples import ESTIMATE, texts
 
 
@@ -24,7 +25,7 @@ def test_each_part_has_its_bar_and_its_size() -> None:
 
 
 def test_it_says_whether_it_fits() -> None:
-    config = load(["recipe=llama7b-2m", "offload.ratio=0", "capacity=64K"])
+    config = load([*LLAMA7B_2M, "offload.ratio=0", "capacity=64K"])
     too_much = memory_picture(estimate(config, PlanSettings.of(config)))
     assert "it fits" in memory_picture(ESTIMATE) and "it does not fit" in too_much
 

@@ -20,6 +20,7 @@ from engine.planner.plan.step_plan import MicroBatch, StepPlan
 from engine.planner.settings import PlanSettings
 from engine.simulator.facts import facts, outcome, ring_bytes
 from engine.simulator.timeline import simulate
+from tests.presets import LLAMA7B_2M
 from tests.simulator.reference import Machine
 from tests.simulator.worlds import World, worlds
 
@@ -142,7 +143,7 @@ def test_facts(plan: StepPlan) -> None:
 
 def test_offload_is_counted_micro_batch_by_micro_batch() -> None:
     """A model of 8 layers, so six of eight may be offloaded; then the longest, of 64K tokens, needs fewer ranks."""
-    config = load(["recipe=llama7b-2m", "model.layers=8", "cluster.nodes=4", "context=64K", "planner=naive"])
+    config = load([*LLAMA7B_2M, "model.layers=8", "cluster.nodes=4", "context=64K", "planner=naive"])
     settings = PlanSettings.of(config)
     lengths = np.array([65536, 4096, 300], dtype=np.int64)
     plan = plan_step(lengths, settings)

@@ -34,6 +34,7 @@ from engine.tune.search import (
 )
 from engine.tune.space import SEARCHED, capacities, layouts
 from engine.units import Ints
+from tests.presets import fixed
 
 SMALL = ["recipe=llama7b-256k", "cluster=h100x8", "cluster.nodes=1", "context=64K", "batch_tokens=128K"]
 SMALL += ["lengths=byted", "lengths.max=64K"]
@@ -73,7 +74,7 @@ def test_the_best_five_are_those_of_an_exhaustive_search(config: Config, steps: 
 
 
 def test_expert_parallelism_is_searched_wherever_the_rules_allow_it() -> None:
-    config = load(["recipe=mixtral8x7b-256k"])
+    config = load(fixed("mixtral8x7b-256k"))
     found = list(layouts(config, []))
     assert {changes["parallel.ep"] for changes in found} == {1, 2, 4, 8}
     for degree in (2, 4, 8):
@@ -150,7 +151,9 @@ def test_fixed_keys_keep_their_value(config: Config) -> None:
 
 
 def test_degrees_divide_the_model() -> None:
-    found = list(layouts(load([*SMALL, "model.heads=12", "model.kv_heads=6", "model.hidden=1536"]), []))
+    found = list(
+        layouts(load([*SMALL, "parallel.tp=1", "model.heads=12", "model.kv_heads=6", "model.hidden=1536"]), [])
+    )
     assert {one["parallel.tp"] for one in found} == {1, 2}
 
 

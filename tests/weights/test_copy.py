@@ -17,6 +17,7 @@ from engine.errors import BytescaleError, ConfigError, DataError
 from engine.weights.check import check_weights
 from engine.weights.copy import import_weights
 from engine.weights.folder import INDEX
+from tests.presets import LLAMA7B_256K
 from tests.weights.folders import llama, saved
 
 
@@ -38,7 +39,7 @@ def test_a_copy_is_byte_for_byte(tmp_path: Path, shard: str) -> None:
 def test_its_overrides_make_a_recipe_fit(tmp_path: Path) -> None:
     folder = saved(llama(tie_word_embeddings=True), tmp_path / "with a space")
     found = import_weights(folder, None)
-    config = load(["recipe=llama7b-256k", *found["overrides"]])
+    config = load([*LLAMA7B_256K, *found["overrides"]])
     assert config.run.weights == str(folder)
     every = {text.partition("=")[0] for text in found["overrides"]}
     assert every == {*(key for key in leaves() if key.startswith("model.")), "run.weights"}

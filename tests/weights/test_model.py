@@ -14,6 +14,7 @@ from engine.config.schema import Config
 from engine.errors import ConfigError, DataError
 from engine.run.folder import RunFolder
 from engine.weights.model import model_of, read_model
+from tests.presets import LLAMA7B_256K, fixed
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],
@@ -45,7 +46,7 @@ def loaded(*overrides: str) -> tuple[Config, list[str]]:
 
 def test_shape_and_rotary_embedding_are_those_of_the_weights(weights: Path) -> None:
     for recipe in ("quickstart", "llama7b-256k", "mixtral8x7b-256k"):
-        config, (line,) = loaded(f"recipe={recipe}", "parallel.tp=1", f"run.weights={weights}")
+        config, (line,) = loaded(*fixed(recipe), f"run.weights={weights}")
         assert config.model == read_model(weights).config.model.model_copy(update={"name": "llama"})
         assert f"recipe={recipe}" in line and "model.layers=3" in line and "model.rope.kind" in line
     plain, said = loaded("recipe=llama7b-256k")
@@ -54,7 +55,7 @@ def test_shape_and_rotary_embedding_are_those_of_the_weights(weights: Path) -> N
 
 def test_overrides_of_an_import_say_the_same(weights: Path) -> None:
     overrides = read_model(weights).overrides
-    config, said = loaded("recipe=llama7b-256k", *overrides, f"run.weights={weights}")
+    config, said = loaded(*LLAMA7B_256K, *overrides, f"run.weights={weights}")
     assert config.model == read_model(weights).config.model and said == []
 
 

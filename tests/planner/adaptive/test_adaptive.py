@@ -22,8 +22,9 @@ from engine.planner.time.makespan import makespan
 from engine.simulator.timeline import balance, simulate
 from tests.planner.executor import finishes
 from tests.planner.samples import COSTS, device, ints, lengths, settings
+from tests.presets import LLAMA3_8B_256K, LLAMA7B_256K
 
-H200 = ["recipe=llama7b-256k", "cluster=h200x8", "cluster.nodes=8"]
+H200 = [*LLAMA7B_256K, "cluster=h200x8", "cluster.nodes=8"]
 
 
 def h200(*more: str) -> PlanSettings:
@@ -169,7 +170,7 @@ def test_in_slots_it_is_no_worse_than_the_others_in_slots(mix: str) -> None:
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_capacity_that_needs_offload_does_not_slow_short_sequences(stage: int) -> None:
     """Micro-batches of 110K tokens would copy for longer than they compute: 1.36 times the bound, 1.40 in slots."""
-    keys = ["recipe=llama3-8b-256k", "cluster.nodes=128", "parallel.tp=2", f"zero.stage={stage}", "recompute=none"]
+    keys = [*LLAMA3_8B_256K, "cluster.nodes=128", "parallel.tp=2", f"zero.stage={stage}", "recompute=none"]
     config = load([*keys, "offload.ratio=auto", "capacity=110K"])
     ours, (step,) = PlanSettings.of(config), step_lengths(config, 1, lambda _: None)
     plain = ours.costs.most_tokens(ours.device_memory)

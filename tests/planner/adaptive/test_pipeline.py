@@ -25,6 +25,7 @@ from engine.planner.time.makespan import makespan
 from engine.simulator.facts import facts
 from engine.units import PPM, Ints
 from tests.planner.samples import COSTS, LINKED_COSTS, ints, lengths, settings, staged_costs
+from tests.presets import LLAMA3_8B_256K
 
 
 def uncut(step: Ints, ours: PlanSettings) -> StepPlan:
@@ -96,7 +97,7 @@ def test_the_search_leaves_room_for_the_gradients_of_one_sequence() -> None:
 
 def test_a_pipeline_of_many_slots_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 GPUs and 4M tokens: in 512 slots, stages wait little in 1F1B order, and a search would take long."""
-    keys = ["recipe=llama3-8b-256k", "context=8K", "cluster.nodes=1", "parallel.pp=8", "zero.stage=1"]
+    keys = [*LLAMA3_8B_256K, "context=8K", "cluster.nodes=1", "parallel.pp=8", "zero.stage=1"]
     config = load([*keys, "offload.ratio=0", "capacity=8K", "batch_tokens=4M", "recompute=none"])
     ours, (step,) = PlanSettings.of(config), step_lengths(config, 1, lambda _: None)
     monkeypatch.delattr(pipeline, "interleave")

@@ -10,14 +10,15 @@ from engine.planner.baselines.static_bound import static_bound
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.planner.time.makespan import makespan
+from tests.presets import LLAMA7B_256K, fixed
 
-SMALL = ["recipe=llama7b-256k", "cluster=h100x8", "context=64K", "planner=static", "batch_tokens=2M"]
+SMALL = [*LLAMA7B_256K, "cluster=h100x8", "context=64K", "planner=static", "batch_tokens=2M"]
 CASES = {
     "free": [],
     "a group that does not fill whole nodes": ["cluster.nodes=3", "cluster.ranks_per_node=4", "capacity=12K"],
     "rings recompute": ["recompute=layer"],
     "lockstep": ["zero.stage=3"],
-    "experts": ["recipe=mixtral8x7b-32k-4nodes", "planner=static", "cluster.nodes=8"],
+    "experts": [*fixed("mixtral8x7b-32k-4nodes", 3), "cluster.nodes=8", "recompute=layer_keep_attention"],
     "offload": ["zero.stage=3", "capacity=64K", "context=64K"],
     "pipeline": ["parallel.pp=4", "parallel.tp=2", "cluster.nodes=8"],
     "pipeline with offload": ["parallel.pp=2", "parallel.tp=2", "cluster.nodes=8", "capacity=40K"],
