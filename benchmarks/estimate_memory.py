@@ -32,8 +32,8 @@ _SETTINGS = (
     "mlp_tile=4096",
     "batch_tokens=16M",
 )
-_ONE = ("cluster.ranks_per_node=1", "zero.weights_on_host=true", "cluster.host_memory=1769GiB")
-_NODE = ("cluster.ranks_per_node=8", "cluster.host_memory=221GiB")
+_ONE = ("cluster.headroom=0", "cluster.ranks_per_node=1", "zero.weights_on_host=true", "cluster.host_memory=1769GiB")
+_NODE = ("cluster.headroom=0", "cluster.ranks_per_node=8", "cluster.host_memory=221GiB")
 
 
 @dataclass(frozen=True)

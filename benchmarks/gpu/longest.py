@@ -41,7 +41,7 @@ class Longest(NamedTuple):
     def config(self, tokens: int = 8192) -> Config:
         """The config for sequences of `tokens` tokens."""
         lengths = [f"{key}={tokens}" for key in ("context", "capacity", "batch_tokens")]
-        keys = [f"recompute={self.recompute}", f"offload.ratio={self.ratio}", HOST]
+        keys = [f"recompute={self.recompute}", f"offload.ratio={self.ratio}", HOST, "cluster.headroom=0"]
         return load(["recipe=h200-1b-8k", *keys, *self.keys, *lengths])
 
 

@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 from engine.readers import read_text
 
 # The values that versions without a key had, by section: the saved configs of their runs do not have the key.
-_EARLIER: dict[str, dict[str, Any]] = {"data": {"separator": None}}
+_EARLIER: dict[str, dict[str, Any]] = {"cluster": {"headroom": 0.0}, "data": {"separator": None}}
 
 
 def resolved_yaml(config: Config) -> str:

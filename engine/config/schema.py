@@ -280,6 +280,11 @@ class Cluster(Section):
         description="host memory in bytes that one rank may use for offload and for copies of its states; 0, or "
         "at least 1MiB",
     )
+    headroom: float = Field(
+        ge=0,
+        lt=1,
+        description="fraction of the device memory and of the host memory that plans leave free",
+    )
     hostfile: str | None = Field(description="file in DeepSpeed's hostfile format; it sets the nodes and ranks")
     speeds: Literal["hostfile", "measured"] | tuple[Annotated[int, Field(ge=1, le=100)], ...] = Field(
         examples=["[100,80]"],

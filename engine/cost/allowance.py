@@ -1,7 +1,8 @@
-"""Allowances for device memory that is not in counted tensors: assumed constants, not computed."""
+"""Allowances for memory that is not in counted tensors: assumed constants, and the headroom of the config."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from engine.cluster.cluster import Cluster
@@ -31,24 +32,30 @@ _PROCESS_PERCENT = 8  # of the tensors
 
 @dataclass(frozen=True)
 class Allowance:
-    """Bytes of the CUDA context or the process, and the percentage that fragmentation adds to the tensors."""
+    """Bytes of the CUDA context or the process, the percentage that fragmentation adds to the tensors, and headroom."""
 
     context: int
     percent: int
+    headroom: float  # fraction of the device's and of the host's memory that is left free
 
     @classmethod
     def of(cls, config: Config, devices: int | None = None) -> Allowance:
         """The allowance of a device in a run on `devices` devices, by default all of the cluster."""
         if not uses_gpus(config):
-            return cls(_PROCESS, _PROCESS_PERCENT)
+            return cls(_PROCESS, _PROCESS_PERCENT, config.cluster.headroom)
         devices, in_node = devices or Cluster.of(config.cluster).ranks, config.cluster.ranks_per_node
         if config.cluster.hostfile is not None and config.parallel.pp > 1:
             in_node = max(node.devices for node in Cluster.of(config.cluster).nodes)
-        return cls(_CONTEXT + (_nccl(devices, in_node, config.parallel) if devices > 1 else 0), _FRAGMENTATION)
+        context = _CONTEXT + (_nccl(devices, in_node, config.parallel) if devices > 1 else 0)
+        return cls(context, _FRAGMENTATION, config.cluster.headroom)
+
+    def free(self, memory: int) -> int:
+        """Bytes of a device's or a host's `memory` that are left free."""
+        return math.ceil(self.headroom * memory)
 
     def usable(self, memory: int) -> int:
-        """Most bytes of tensors that fit on a device of `memory` bytes beside context and fragmentation."""
-        return max(0, memory - self.context) * 100 // (100 + self.percent)
+        """Most bytes of tensors that fit on a device of `memory` bytes beside headroom, context and fragmentation."""
+        return max(0, memory - self.free(memory) - self.context) * 100 // (100 + self.percent)
 
     def fragmentation(self, tensors: int) -> int:
         """Bytes that fragmentation adds to `tensors` bytes."""

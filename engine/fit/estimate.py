@@ -33,6 +33,8 @@ _JSON = (
     "device_total",
     "host",
     "host_total",
+    "headroom",
+    "host_headroom",
     "checkpoint",
     "peak",
     "fits",
@@ -53,6 +55,8 @@ class Estimate:
     device_total: int  # memory of the device
     host: int  # on the host: model states, offloaded activations, and `checkpoint`
     host_total: int  # host memory of a rank
+    headroom: int  # of the device, left free
+    host_headroom: int  # of the host, left free
     checkpoint: int = (
         0  # copy of rank 0's states, from which a checkpoint is written; 0 if the host has no memory for it
     )
@@ -66,8 +70,8 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether both the device and the host have enough memory."""
-        return self.peak <= self.device_total and self.host <= self.host_total
+        """Whether both the device and the host have enough memory, with headroom."""
+        return self.peak + self.headroom <= self.device_total and self.host + self.host_headroom <= self.host_total
 
     def as_json(self) -> dict[str, Any]:
         """The object that `estimate-memory --json` prints as `memory`."""
@@ -185,7 +189,7 @@ def _of(config: Config, settings: PlanSettings, rank: int, load: Load) -> Estima
     host, host_total = costs.host_fixed_bytes, config.cluster.host_memory
     host += int(settings.costs.host_bytes(tokens, load.offload))  # of the stage that offloads the most
     copy = copy_bytes(config, settings)
-    copy = copy if host + copy <= host_total else 0
+    copy = copy if host + copy + allowance.free(host_total) <= host_total else 0
     total = config.cluster.device_memory
     if config.cluster.hostfile is not None:  # a node may state its own memory
         total = int(Cluster.of(config.cluster, config.parallel).memory[rank])
@@ -198,6 +202,8 @@ def _of(config: Config, settings: PlanSettings, rank: int, load: Load) -> Estima
         device_total=total,
         host=host + copy,
         host_total=host_total,
+        headroom=allowance.free(total),
+        host_headroom=allowance.free(host_total),
         checkpoint=copy,
         node=settings.host(rank) if len(_kinds(settings)) > 1 else "",
         stage=stage,

@@ -88,8 +88,9 @@ def among(config: Config, settings: PlanSettings, ranks: int) -> PlanSettings:
     """The settings for a cluster of `ranks` ranks of the usual memory: for memory estimates only, not for planning."""
     devices = ranks * config.parallel.tp * config.parallel.pp
     costs = settings.costs.among(config, ranks)
-    usable = Allowance.of(config, devices).usable(config.cluster.device_memory)
+    allowance, host = Allowance.of(config, devices), config.cluster.host_memory
+    usable = allowance.usable(config.cluster.device_memory)
     nodes = (replace(settings.cluster.nodes[0], devices=ranks, memory=None),)
     cluster = replace(settings.cluster, nodes=nodes, device_memory=usable)
-    host = config.cluster.host_memory - costs.host_fixed_bytes
-    return replace(settings, cluster=cluster, costs=costs, host_memory=host)
+    host_memory = host - allowance.free(host) - costs.host_fixed_bytes
+    return replace(settings, cluster=cluster, costs=costs, host_memory=host_memory)

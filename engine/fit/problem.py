@@ -20,10 +20,14 @@ def fit_problem(config: Config, settings: PlanSettings) -> Problem | None:
     """
     found = estimate(config, settings)
     if not found.fits:
-        places = {"device": (found.peak, found.device_total), "host": (found.host, found.host_total)}
+        places = {
+            "device": (found.peak, found.device_total - found.headroom),
+            "host": (found.host, found.host_total - found.host_headroom),
+        }
         short = {place: format_apart(need, has) for place, (need, has) in places.items() if need > has}
+        beside = f" beside cluster.headroom={config.cluster.headroom:g}" if config.cluster.headroom else ""
         needs = ", and needs ".join(
-            f"{need} of {place} memory, but has only {has}" for place, (need, has) in short.items()
+            f"{need} of {place} memory, but has only {has}{beside}" for place, (need, has) in short.items()
         )
         message = f"a rank of node {found.node} needs {needs}" if found.node else f"a rank needs {needs}"
         if "device" in short and found.device_total != config.cluster.device_memory:  # the hostfile says so
@@ -32,14 +36,15 @@ def fit_problem(config: Config, settings: PlanSettings) -> Problem | None:
         return Problem(message, f"cluster.{next(iter(short))}_memory", hint)
 
     # If the offload ratio is a number, the host must have memory for it; `auto` adapts to the host.
-    ratio, host_memory = named_ratio(config), config.cluster.host_memory
+    ratio, host_memory = named_ratio(config), found.host_total - found.host_headroom
     away, states = int(settings.costs.host_bytes(np.int64(config.capacity), ratio)), settings.costs.host_fixed_bytes
     if ratio and states + away > host_memory:
         total, holds = format_apart(states + away, host_memory)
         both = f"{format_bytes(away)} on the host beside {format_bytes(states)} of model states, {total} in all"
         message = (
             f"offloading {config.offload.ratio:g} of a micro-batch of {format_count(config.capacity)} tokens puts "
-            f"{both if states else f'{total} on the host'}, but cluster.host_memory is {holds} per rank"
+            f"{both if states else f'{total} on the host'}, but the host has {holds} per rank"
+            f"{f' beside cluster.headroom={config.cluster.headroom:g}' if config.cluster.headroom else ''}"
         )
         hint = "set offload.ratio=auto, which uses what fits, or a larger cluster.host_memory"
         return Problem(message, "offload.ratio", hint)

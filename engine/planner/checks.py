@@ -67,7 +67,7 @@ def check_memory(step_tokens: int, settings: PlanSettings) -> None:
     if settings.host_memory < 0:
         states = costs.host_fixed_bytes
         needs, given = format_apart(states, states + settings.host_memory)
-        message = f"the model states on the host need {needs} per rank, but cluster.host_memory is {given}"
+        message = f"the model states on the host need {needs} per rank, but a rank has only {given} of host memory"
         hint = "use more ranks, or set zero.weights_on_host or optimizer.on_host to false"
         raise MemoryFitError(message, key="cluster.host_memory", hint=hint)
     tokens = min(settings.capacity, step_tokens)

@@ -28,7 +28,7 @@ class PlanSettings:
     context: int
     max_peers: int  # most ranks that a rank may exchange messages with
     offload: int  # largest allowed offload ratio, ppm
-    host_memory: int  # host memory minus the model states there; negative if these do not fit
+    host_memory: int  # host memory minus headroom and the model states there; negative if these do not fit
     costs: Costs
     equation_3: bool = True  # whether naive and balanced offload by this equation, or only what a capacity needs
 
@@ -39,6 +39,7 @@ class PlanSettings:
         Raises ConfigError for a hostfile or a calibration that cannot be used.
         """
         ratio, costs, mode = config.offload.ratio, Costs.of(config), config.planner.mode
+        allowance, host_memory = Allowance.of(config), config.cluster.host_memory
         if mode == "auto":
             # Stages are a pipeline. ZeRO-2 and ZeRO-3 reduce or gather in every slot, ZeRO-1 only at the end of a step;
             # expert parallelism exchanges tokens in every layer.
@@ -48,12 +49,12 @@ class PlanSettings:
             planner=config.planner.name,
             mode=mode,
             stages=config.parallel.pp,
-            cluster=Cluster.of(config.cluster, config.parallel).with_memory(Allowance.of(config).usable),
+            cluster=Cluster.of(config.cluster, config.parallel).with_memory(allowance.usable),
             capacity=config.capacity,
             context=config.context,
             max_peers=config.planner.max_peers,
             offload=PPM if ratio == "auto" else round(PPM * ratio),
-            host_memory=config.cluster.host_memory - costs.host_fixed_bytes,
+            host_memory=host_memory - allowance.free(host_memory) - costs.host_fixed_bytes,
             costs=costs,
         )
 

@@ -153,8 +153,10 @@ def memory_rows(found: Estimate) -> list[Triple]:
     Percentages are of the total memory of the device or the host; empty if that is 0.
     """
     _, unit = memory_unit(found.peak)
-    device = [*memory_parts(found).items(), ("peak", found.peak), ("device total", found.device_total)]
-    host = [("on the host", found.host), ("of it for checkpoints", found.checkpoint), ("host total", found.host_total)]
+    device = [*memory_parts(found).items(), ("peak", found.peak)]
+    device += [("headroom, left free", found.headroom), ("device total", found.device_total)]
+    host = [("on the host", found.host), ("of it for checkpoints", found.checkpoint)]
+    host += [("headroom, left free", found.host_headroom), ("host total", found.host_total)]
     return [
         (name, f"{size / unit:,.2f}", f"{size / of:.0%}" if of else "")
         for rows, of in ((device, found.device_total), (host, found.host_total))

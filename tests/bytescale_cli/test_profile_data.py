@@ -82,7 +82,7 @@ def test_people_get_a_histogram_and_advice(folder: list[str], capsys: pytest.Cap
 
 
 def test_a_context_that_no_capacity_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    own = ["lengths=github", "cluster.device_memory=526M", "context=2K", "--sample", "100"]
+    own = ["lengths=github", "cluster.device_memory=526M", "cluster.headroom=0", "context=2K", "--sample", "100"]
     assert run(["profile-data", *own]) == 10
     shown = capsys.readouterr()
     assert "the context does not fit: each of 2 ranks would have to hold 1K tokens" in shown.out

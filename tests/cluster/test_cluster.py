@@ -17,7 +17,7 @@ UNEVEN = Cluster((Node("a", 2), Node("b", 1), Node("c", 3)), device_memory=100)
 
 def config(hostfile: Path | None = None, nodes: int = 1) -> schema.Cluster:
     path = None if hostfile is None else str(hostfile)
-    sizes = {"ranks_per_node": 4, "device_memory": 2**30, "host_memory": 2**20}
+    sizes = {"ranks_per_node": 4, "device_memory": 2**30, "host_memory": 2**20, "headroom": 0.0}
     return schema.Cluster(name="local", nodes=nodes, hostfile=path, calibration=None, speeds="hostfile", **sizes)
 
 

@@ -7,19 +7,25 @@ from engine.config.load import load
 from engine.cost.allowance import Allowance
 
 
-@given(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(0, 2**32), st.integers(0, 30))
-def test_what_is_usable_is_just_what_fits(memory: int, tensors: int, context: int, percent: int) -> None:
-    allowance = Allowance(context, percent)
-    fits = tensors + allowance.fragmentation(tensors) + context <= memory
-    assert fits == (tensors <= allowance.usable(memory)) or (context > memory and allowance.usable(memory) == 0)
+@given(
+    st.integers(0, 2**40), st.integers(0, 2**40), st.integers(0, 2**32), st.integers(0, 30), st.sampled_from([0, 0.03])
+)
+def test_what_is_usable_is_just_what_fits(
+    memory: int, tensors: int, context: int, percent: int, headroom: float
+) -> None:
+    allowance = Allowance(context, percent, headroom)
+    left = memory - allowance.free(memory)
+    assert left <= (1 - headroom) * memory
+    fits = tensors + allowance.fragmentation(tensors) + context <= left
+    assert fits == (tensors <= allowance.usable(memory)) or (context > left and allowance.usable(memory) == 0)
 
 
 def test_it_follows_the_kind_of_device_and_how_many_there_are() -> None:
     one, eight = load(["cluster=h200x8", "cluster.ranks_per_node=1", "context=1K"]), load(["cluster=h200x8"])
-    assert Allowance.of(load([])) == Allowance(520 << 20, 8)
-    assert Allowance.of(one) == Allowance(1 << 30, 5)
+    assert Allowance.of(load([])) == Allowance(520 << 20, 8, 0.03)
+    assert Allowance.of(one) == Allowance(1 << 30, 5, 0.03)
     nccl = 2 * (688 << 20) + 4 * 32 * (12 << 20)  # two communicators, and four peers with 32 channels each
-    assert Allowance.of(eight) == Allowance.of(one, devices=8) == Allowance((1 << 30) + nccl, 5)
+    assert Allowance.of(eight) == Allowance.of(one, devices=8) == Allowance((1 << 30) + nccl, 5, 0.03)
 
 
 def test_nccl_memory_grows_with_neighbours_and_communicators() -> None:

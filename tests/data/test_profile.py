@@ -135,7 +135,7 @@ def test_a_capacity_for_a_ranks_part_of_a_step() -> None:
 
 def test_the_largest_capacity_that_fits() -> None:
     """`plan_step` refuses a capacity that does not fit, so it shows that the suggestion is the largest."""
-    own = ["context=8K", "capacity=2K", "batch_tokens=64K", memory_of(5 * K + 7)]
+    own = ["context=8K", "capacity=2K", "batch_tokens=64K", memory_of(5 * K + 7), "cluster.headroom=0"]
     found, config = suggested(np.full(100, 8 * K), *own)
     assert (found.capacity, found.reason, found.fits) == (5 * K, "the most that fits without offload", True)
     settings = PlanSettings.of(config)
@@ -151,7 +151,9 @@ def test_a_context_that_the_memory_cannot_hold() -> None:
 
 def test_rounding_does_not_go_below_the_lower_bound() -> None:
     """context / ranks = 2,000 lies between the 2,010 that fit and the 1K that rounding would leave."""
-    found, _ = suggested(np.full(10, 8000), "context=8000", "capacity=2K", "batch_tokens=64K", memory_of(2010))
+    found, _ = suggested(
+        np.full(10, 8000), "context=8000", "capacity=2K", "batch_tokens=64K", memory_of(2010), "cluster.headroom=0"
+    )
     assert (found.capacity, found.fits) == (2000, True)
 
 

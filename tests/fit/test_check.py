@@ -14,6 +14,7 @@ from bytescale_cli.main import run
 from engine.config.load import load
 from engine.fit import check, machine
 from engine.fit.check import fit_error
+from engine.fit.estimate import estimate
 from engine.fit.largest import largest_capacity
 from engine.fit.problem import fit_problem
 from engine.planner.settings import PlanSettings
@@ -43,7 +44,7 @@ def test_a_context_that_the_ranks_do_not_hold_does_not_fit() -> None:
 
 
 def test_a_ratio_that_the_host_has_no_memory_for_does_not_fit() -> None:
-    keys = [*LLAMA7B_2M, "offload.ratio=0.5"]
+    keys = [*LLAMA7B_2M, "offload.ratio=0.5", "cluster.headroom=0"]
     needs = int(PlanSettings.of(load(keys)).costs.host_bytes(np.int64(8192), PPM // 2))
     assert problem(*keys, f"cluster.host_memory={needs}") is None
     found = problem(*keys, f"cluster.host_memory={needs - 1}")
@@ -188,3 +189,20 @@ def test_the_largest_capacity_is_the_same_in_all_commands(keys: list[str], capsy
     assert run(["profile-data", *keys, "--sample", "100", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)["data"]
     assert data["largest_capacity"] == largest and data["fits"] and data["suggested_capacity"] <= largest
+
+
+def test_headroom_is_left_free_on_the_device_and_on_the_host() -> None:
+    """What fits with 0 and fills the memory does not fit with more; neither does what fills the host."""
+    keys = ["recipe=llama7b-2m", "offload.ratio=0"]
+    config = load([*keys, "cluster.headroom=0"])
+    peak = estimate(config, PlanSettings.of(config)).peak
+    full = [*keys, f"cluster.device_memory={peak}"]
+    assert problem(*full, "cluster.headroom=0") is None
+    found = problem(*full, "cluster.headroom=0.01")
+    assert found is not None and found[0] == "cluster.device_memory" and "cluster.headroom=0.01" in found[1]
+    host = ["recipe=llama7b-2m", "optimizer.on_host=true", "zero.stage=3"]
+    states = PlanSettings.of(load(host)).costs.host_fixed_bytes
+    host.append(f"cluster.host_memory={states}")
+    assert problem(*host, "cluster.headroom=0", "offload.ratio=0") is None
+    found = problem(*host, "cluster.headroom=0.01", "offload.ratio=0")
+    assert found is not None and found[0] == "cluster.host_memory"

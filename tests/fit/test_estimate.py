@@ -70,9 +70,10 @@ def test_the_items_add_up_to_what_verify_counts_and_the_allowances(
     allowance = Allowance.of(config)
     assert sum(found.items.values()) == found.peak == counted + allowance.context + allowance.fragmentation(counted)
     assert found.items["other"] == found.context + found.fragmentation
-    assert (found.peak <= found.device_total) == (counted <= settings.device_memory), "the planner's own bound"
+    fits = found.peak + found.headroom <= found.device_total
+    assert fits == (counted <= settings.device_memory), "the planner's own bound"
     waits = int(settings.costs.host_bytes(np.int64(tokens), offload))
-    assert (found.host <= found.host_total) == (waits <= settings.host_memory)
+    assert (found.host + found.host_headroom <= found.host_total) == (waits <= settings.host_memory)
 
 
 @given(st.sampled_from(sorted(MODELS)), CONFIGS, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, PPM))

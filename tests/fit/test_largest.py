@@ -137,7 +137,7 @@ def test_no_number_of_ranks_helps_a_device_that_is_full_without_tokens() -> None
 
 
 def test_the_least_nodes_on_which_the_capacity_fits() -> None:
-    keys = [*LLAMA7B_2M, "offload.ratio=0", "context=8K", "cluster.device_memory=72GiB"]
+    keys = [*LLAMA7B_2M, "offload.ratio=0", "context=8K", "cluster.device_memory=72GiB", "cluster.headroom=0"]
     config = load([*keys, "cluster.nodes=1"])
     nodes = least_nodes(config, PlanSettings.of(config))
     assert nodes is not None and nodes > 1

@@ -53,8 +53,8 @@ def test_ranks_are_hdp_ranks() -> None:
 
 @pytest.mark.parametrize(("ratio", "ppm"), [("auto", PPM), ("0", 0), ("1", PPM), ("0.25", 250_000)])
 def test_an_offload_ratio_is_parts_per_million(ratio: str, ppm: int) -> None:
-    found = PlanSettings.of(load([f"offload.ratio={ratio}", "cluster.host_memory=3G"]))
-    assert (found.offload, found.host_memory) == (ppm, 3 * 2**30)
+    found = PlanSettings.of(load([f"offload.ratio={ratio}", "cluster.host_memory=3G", "cluster.headroom=0.25"]))
+    assert (found.offload, found.host_memory) == (ppm, 3 * 2**30 * 3 // 4)
 
 
 def test_another_planner_changes_nothing_else() -> None:
