@@ -10,6 +10,6 @@ from pathlib import Path  # noqa: E402
 if first is not None and Path(first).samefile(Path(__file__).parents[1]):  # our checkout: nothing is installed
     sys.path.insert(0, first)
 
-from bytescale_cli.main import run  # noqa: E402
+from bytescale_cli.start import start  # noqa: E402
 
-sys.exit(run())
+sys.exit(start())

@@ -12,7 +12,8 @@ import typer
 
 from bytescale_cli import output
 from engine.config.spelling import nearest
-from engine.errors import BytescaleError, ExitCode, Problem, is_interrupt, memory_error, path_error, storage_error
+from engine.errors import BytescaleError, ExitCode, Problem, memory_error, path_error, storage_error
+from engine.interrupts import is_interrupt
 
 # Typer has bundled Click since 0.26, so the base class of all usage errors is reached through Typer.
 UsageError = typer.BadParameter.__mro__[1]

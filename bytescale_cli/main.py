@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import signal
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -32,6 +31,7 @@ from bytescale_cli.chaos import chaos
 from bytescale_cli.errors import report as report_error
 from bytescale_cli.generate import generate
 from bytescale_cli.train import train
+from engine import interrupts
 from engine.errors import ExitCode
 
 app = typer.Typer(
@@ -103,16 +103,14 @@ def _built(*, outline: bool) -> Any:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, by default `sys.argv[1:]`; report any error and return the exit code."""
     output.open_closed()
-    for number in (signal.SIGTERM, signal.SIGUSR1):  # as Ctrl-C; once ranks run, their launcher handles them
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    command = _built(outline=words[0] == "--help")
     try:
-        code = int(command.main(words, prog_name="bytescale", standalone_mode=False) or 0)
-        if code == ExitCode.INTERRUPTED:  # Typer turns Ctrl-C into this code without a message
-            raise KeyboardInterrupt
-        return code
+        with interrupts.raised():
+            command = _built(outline=words[0] == "--help")
+            code = int(command.main(words, prog_name="bytescale", standalone_mode=False) or 0)
+            if code == ExitCode.INTERRUPTED:  # Typer turns Ctrl-C into this code without a message
+                raise KeyboardInterrupt
+            return code
     except BaseException as error:
         # The outermost frame: every error is reported to the user, and none is swallowed.
         if isinstance(error, SystemExit):

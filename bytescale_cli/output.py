@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bytescale_cli import terminal
+from engine import interrupts
 from engine.errors import BytescaleError, StorageError
 
 SCHEMA = 1
@@ -68,6 +69,7 @@ def emit(payload: Mapping[str, Any], text: str, *, as_json: bool, error: Bytesca
     If `error` is given, the command has failed: raise it after the text. With `as_json`, print nothing here; the JSON
     object of the error will contain the payload.
     """
+    interrupts.check()  # a command that was asked to end has no result
     if error is None or not as_json:
         _print(_envelope(True, payload) if as_json else text.rstrip("\n"), sys.stdout)
     if error is not None:

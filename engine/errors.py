@@ -197,14 +197,6 @@ def _signs(text: str, signs: tuple[str, ...]) -> bool:
     return any(sign in text.lower() for sign in signs)
 
 
-def is_interrupt(error: BaseException) -> bool:
-    """Return whether an error is Ctrl-C. From an @njit function it arrives as one or several SystemErrors around it."""
-    inner: BaseException | None = error
-    while isinstance(inner, SystemError):
-        inner = inner.__cause__ or inner.__context__
-    return isinstance(inner, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
-
-
 def _lacks(size: int) -> bool:
     """Return whether the shared memory of this host has fewer than `size` bytes left."""
     with suppress(OSError):  # there is none

@@ -20,6 +20,7 @@ LAYERS = (
         "errors",
         "files",
         "folders",
+        "interrupts",
         "readers",
         "safe_path",
         "selection",

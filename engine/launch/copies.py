@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from engine import interrupts
 from engine.errors import CheckpointError
 from engine.readers import LARGE, read_bytes
 from engine.run.checkpoints import MANIFEST, newest_first
@@ -74,11 +75,13 @@ class _Copier(threading.Thread):
     def finish(self, limit_s: float | None) -> None:
         """Wait until the last copies are made or have failed, for at most `limit_s`, or until Ctrl-C."""
         self._ending.set()
-        with suppress(KeyboardInterrupt):
+        try:
             self.join(min(1.0, limit_s or 1.0))
             if self.is_alive():
                 self._say(f"copying checkpoints to {self._remote.url}; Ctrl-C leaves them to the next start")
                 self.join(limit_s)
+        except KeyboardInterrupt:
+            interrupts.answered()
         if self.is_alive():
             self._say(f"warning: not all checkpoints are copied to {self._remote.url}; the next start copies them")
 

@@ -35,6 +35,7 @@ from engine.control.link import Link
 from engine.control.signals import STOP_SIGNALS, handled
 from engine.control.sockets import Listener, connect
 from engine.errors import BytescaleError, ExitCode, PreflightError, storage_error
+from engine.interrupts import is_interrupt
 from engine.launch.agent import Agent
 from engine.launch.commands import NodeCommand
 from engine.launch.interface import own_address
@@ -381,7 +382,7 @@ def _nothing_to_join(joined: Joined, what: str) -> PreflightError:
 
 def _code_of(error: BaseException) -> int:
     """The exit code of the first process, as bytescale_cli/errors.py decides it."""
-    if isinstance(error, KeyboardInterrupt):
+    if is_interrupt(error):
         return ExitCode.INTERRUPTED
     known = error if isinstance(error, BytescaleError) else storage_error(error)
     return int(known.code) if known is not None else ExitCode.BUG

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from engine import interrupts
 from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.config.toys import toys
@@ -105,5 +107,8 @@ def write_page(folder: RunFolder, say: Say) -> str | None:
         why = f"{what}: {error}"
         if isinstance(error, OSError) and error.strerror:
             why = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        if interrupts.is_interrupt(error):
+            interrupts.answered()
+            why = f"interrupted; `bytescale report {shlex.quote(str(folder.root))}` writes it"
         say(" ".join(f"the report could not be written: {why}".split()))
         return None

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ParamSpec
 
+from engine import interrupts
 from engine.cluster.hosts import is_local
 from engine.control.clock import AwakeClock
 from engine.control.link import BEAT_S, SILENCE_S, Link
@@ -260,6 +261,7 @@ def run_ranks(
     """
     launcher = launcher or Starts()
     with _stop_requests() as requests:
+        interrupts.check()
         try:
             with _Nodes(commands, folder, launcher, paces) as nodes:
                 _wait_for_agents(nodes, launcher, requests)

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine import interrupts
 from engine.cluster.mesh import Mesh
-from engine.errors import BytescaleError, ExitCode, is_interrupt
+from engine.errors import BytescaleError, ExitCode
 from engine.launch import prepare
 from engine.launch.launch import Launch
 from engine.launch.launchers import Launcher, Starts
@@ -90,6 +91,7 @@ def requests_to_stop(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not is_interrupt(error):
+        if not interrupts.is_interrupt(error):
             raise
+        interrupts.answered()
         raise stopped_on_request(folder, bool(newest_first(folder.checkpoints))) from None

@@ -87,24 +87,7 @@ def test_a_process_without_permission_is_a_bug(
     assert report(PermissionError(errno.EPERM, "no"), as_json=False, debug=False) == 70
 
 
-def in_compiled_code() -> SystemError:
-    """Return what Python makes of a signal that compiled code leaves to its caller."""
-    error = SystemError("CPUDispatcher(<function _gangs>) returned a result with an exception set")
-    error.__cause__ = KeyboardInterrupt()
-    return error
-
-
-def while_loading_compiled_code() -> SystemError:
-    """Return the same where the signal comes while numba loads a function: one SystemError in another."""
-    outer = SystemError("CPUDispatcher(<function _parts>) returned a result with an exception set")
-    outer.__context__ = SystemError("<function _numba_unpickle> returned a result with an exception set")
-    outer.__context__.__cause__ = KeyboardInterrupt()
-    return outer
-
-
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), typer.Abort(), in_compiled_code(), while_loading_compiled_code()]
-)
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), typer.Abort()])
 def test_an_interrupt_is_no_bug(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
     assert report(error, as_json=False, debug=False) == 130
     assert lines(capsys) == ["interrupted"]
