@@ -260,8 +260,9 @@ class TextCorpus:
         begin = 0 if not folders or any(map(is_url, folders)) else len(posixpath.commonpath(folders))
         for block in self.block_list:
             how = {key: value for key, value in vars(block).items() if key not in ("path", "root")}
-            if how.get("separator", "") is None:  # runs of versions without separators have no such field
-                del how["separator"]
+            for key, unset in (("separator", None), ("read_lately", "")):
+                if how.get(key) == unset:  # blocks of versions that knew neither had no such field
+                    how.pop(key, None)
             names = [path[begin:] for path in _absolute(block)]
             found.update(repr((how, names, block.size)).encode("utf-8", "surrogateescape"))
         return found.hexdigest()

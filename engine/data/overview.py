@@ -64,6 +64,12 @@ class Corpora:
         """The fingerprint of each source, by name."""
         return {corpus.name: corpus.fingerprint for corpus in self.sources}
 
+    @property
+    def read_lately(self) -> dict[str, str]:
+        """What decides the documents of each source that the first versions did not read (rows.py), by name."""
+        found = {name: {getattr(one, "read_lately", "") for one in blocks} for name, blocks in self.blocks.items()}
+        return {name: ", ".join(sorted(lately - {""})) for name, lately in found.items()}
+
     @cached_property
     def are_few(self) -> bool:
         """Whether there are so few documents that all are read before training."""

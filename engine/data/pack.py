@@ -42,7 +42,7 @@ from engine.readers import HUGE, LARGE, read_bytes, read_object
 from engine.units import Ints
 
 SCHEMA = 4
-_READING = 1  # to be raised when the same rows become other documents: blocks in caches are then packed again
+_DOCUMENTS_VERSION = 2  # raised when the same rows become other documents, so that cached blocks are packed again
 OTHERS = "it belongs to another user; use another data.cache, or change the permissions"  # a hint
 _HASH_BYTES = 16
 _POLL_S = 0.01  # while another process packs a block
@@ -259,7 +259,7 @@ def part_path(tokens: Tokens, folder: Path, block: Block) -> Path:
     """Return the prefix of the token file of a block in `folder`. It changes with its files' sizes and times."""
     stamps = [stamp(path) for path in block.files]
     # With another number, a document that was left out may be an error.
-    key = repr((SCHEMA, _READING, tokens.fingerprint, tokens.quarantine_after, block, stamps))
+    key = repr((SCHEMA, _DOCUMENTS_VERSION, tokens.fingerprint, tokens.quarantine_after, block, stamps))
     name = blake2b(key.encode("utf-8", "surrogateescape"), digest_size=_HASH_BYTES).hexdigest()
     return folder / name[:2] / name
 

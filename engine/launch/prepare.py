@@ -111,7 +111,7 @@ def plan_start(launch: Launch, resume: str, steps: int, hashes: bool) -> Start:
         if not state.cursor:
             hint = "export its weights with `bytescale ckpt export`, or start a new run with another run.out"
             raise CheckpointError("was written with an older order of documents", key=str(checkpoint), hint=hint)
-        check_fingerprints(corpora.fingerprints, state.fingerprints)
+        check_fingerprints(corpora.fingerprints, state.fingerprints, corpora.read_lately)
         cursor = Cursor.of_json(state.cursor)
         _check_validation(corpora, cursor)
         if line := _changed_sources(corpora, state):

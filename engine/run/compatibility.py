@@ -88,16 +88,21 @@ def check_compatible(
     raise CheckpointError(message, key=str(checkpoint), hint=hint)
 
 
-def check_fingerprints(now: Mapping[str, str], before: Mapping[str, str]) -> None:
+def check_fingerprints(
+    now: Mapping[str, str], before: Mapping[str, str], read_lately: Mapping[str, str] | None = None
+) -> None:
     """Raise DataError if the documents of a source have changed, or if a source has another name than before.
 
-    Sources may be added and left out. One with another name would begin again at its first document.
+    Sources may be added and left out. One with another name would begin again at its first document. `read_lately` are
+    the fields of each source that the first versions did not read.
     """
     gone = {fingerprint: name for name, fingerprint in before.items() if name not in now}
     for name, fingerprint in now.items():
         key = "data.path" if name == ONLY else f"data.sources.{name}.path"
         if (was := before.get(name, fingerprint)) != fingerprint:
             message = f"the documents changed since the run started ({fingerprint[:12]}, was {was[:12]})"
+            if fields := (read_lately or {}).get(name):
+                message += f", or an earlier version started it, which did not read {fields}"
             raise DataError(message, key=key, hint=f"restore them, or start over: {START_OVER}")
         if name not in before and fingerprint in gone:
             old = gone[fingerprint]

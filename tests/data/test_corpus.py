@@ -61,6 +61,7 @@ from engine.launch.prepare import write_facts
 from engine.run.folder import RunFolder
 from tests.data.memory import Exhausted, config_of, rows, run, same, steps_of
 from tests.data.noted import Noted, starts
+from tests.data.sources.rows import FORMS
 from tests.data.token_files import megatron, written
 from tests.permissions import locked_out
 
@@ -343,6 +344,44 @@ def test_the_fingerprint_of_a_folder_is_that_of_earlier_versions(make_data: Make
     for name, text in (("a.txt", "one"), ("b.txt", "three")):
         (tmp_path / name).write_text(text)
     assert texts(make_data(tmp_path)).fingerprint == "ccd0b6144b7714580b0cf999ce31e566"
+
+
+SAID = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+UNFLAGGED: dict[str, tuple[dict[str, Any], str]] = {  # fingerprints of the first versions
+    "2c405c1349bf256f507d5459af70b85e": ({"text": "one"}, "text"),
+    "fc5a255bcdd6ff5c90680d05b2292d4d": ({"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}, "input_ids"),
+    "f0c628bd1aa39ff34d446c96d2d18c5d": ({"messages": SAID, "tools": [{"x": 1}]}, "messages"),
+    "33da869d2daeb3fc2edc152cfdb8b4af": ({"chosen": "ab", "rejected": "c"}, "chosen"),
+}
+LATELY: dict[str, tuple[dict[str, Any], str]] = {  # what they did not read, and rows that have it
+    "labels": ({"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}, "input_ids"),
+    "attention_mask": ({"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1], "attention_mask": [1, 1, 0]}, "input_ids"),
+    "prompt": ({"prompt": "a", "chosen": "b"}, "chosen"),
+    "messages.weight": ({"messages": [SAID[0], SAID[1] | {"weight": 0}]}, "messages"),
+}
+
+
+@pytest.mark.parametrize("known", UNFLAGGED)
+def test_the_fingerprint_of_rows_is_that_of_earlier_versions(known: str, make_data: MakeData, tmp_path: Path) -> None:
+    row, field = UNFLAGGED[known]
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    assert texts(make_data(tmp_path / "a.jsonl", format="jsonl", field=field)).fingerprint == known
+
+
+@FORMS
+@pytest.mark.parametrize("name", LATELY)
+def test_fields_that_earlier_versions_did_not_read_change_the_fingerprint(
+    name: str, form: str, write: Callable[..., None], make_data: MakeData, tmp_path: Path
+) -> None:
+    """Otherwise a run of theirs would be resumed with documents of other lengths. Other fields beside change nothing."""
+    row, field = LATELY[name]
+    write([row | {"unread": "x"}], tmp_path / "a")
+    data = make_data(tmp_path / "a", format=form, field=field)
+    blocks: list[Any] = FORMATS[form].blocks(data)
+    assert {one.read_lately for one in blocks} == {name}
+    earlier = [replace(one, read_lately="") for one in blocks]
+    prints = [TextCorpus("data", data, 0.0, one).fingerprint for one in (blocks, earlier)]
+    assert prints[0] != prints[1]
 
 
 def blocks_in(root: Path) -> dict[str, list[Block]]:

@@ -118,6 +118,8 @@ def test_changed_documents_are_refused() -> None:
             check_fingerprints({name: "b" * 32, "other": "c"}, {name: "a" * 32, "other": "c"})
         (problem,) = caught.value.problems
         assert problem.key == key and "--resume never" in str(problem.hint)
+    with pytest.raises(DataError, match="did not read labels, attention_mask"):
+        check_fingerprints({"data": "b"}, {"data": "a"}, {"data": "labels, attention_mask"})
 
 
 def test_sources_may_be_added_and_left_out() -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.config import schema
-from engine.data.sources.columns import column_of, columns, damage, documents
+from engine.data.sources.columns import column_of, columns, damage, documents, read_lately_in
 from engine.data.sources.content import HEAD, check
 from engine.data.sources.files import check_different, find_below, kind, reading
 from engine.data.sources.library import library
@@ -45,6 +45,7 @@ class ArrowBlock(Block):
     length: int  # bytes in the file
     field: str
     encoding: str
+    read_lately: str = ""  # see rows.py
 
     @property
     def files(self) -> list[str]:
@@ -101,17 +102,18 @@ def _split(data: schema.Data) -> list[ArrowBlock]:
             table, _ = _read(source, path)
             field = field or column_of(table, data.field, path)
             columns(table, field, path)
+            lately = read_lately_in(table, field, path)
             offsets = [] if is_url(path) else _offsets(source, path)
         if not ends:
             message = "was cut off, or not closed: the marker at its end is missing"
             raise DataError(message, key=path, hint="write or download it again")
         if not offsets:
-            blocks.append(ArrowBlock(path, 0, (), size, field, data.encoding))
+            blocks.append(ArrowBlock(path, 0, (), size, field, data.encoding, lately))
         first = 0
         for last, stop in enumerate(offsets[1:], start=1):
             if stop - offsets[first] >= _BLOCK_BYTES or last == len(offsets) - 1:
                 batches, size = tuple(offsets[first:last]), stop - offsets[first]
-                blocks.append(ArrowBlock(path, first, batches, size, field, data.encoding))
+                blocks.append(ArrowBlock(path, first, batches, size, field, data.encoding, lately))
                 first = last
     return blocks
 

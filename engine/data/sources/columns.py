@@ -14,6 +14,7 @@ from engine.data.sources.rows import (
     fields_beside,
     mask_without_ids,
     no_such_field,
+    read_lately,
     row_document,
 )
 from engine.data.sources.source import Document, checked_text
@@ -59,6 +60,16 @@ def columns(table: Any, field: str, path: str) -> list[str]:
             message = f"column {name!r} has the type {kind}, which is not a list of integers"
             raise DataError(message, key=path, hint="write one value per id, or remove the column")
     return found
+
+
+def read_lately_in(table: Any, field: str, path: str) -> str:
+    """Return what decides the documents of a pyarrow.Schema that the first versions did not read; see `read_lately`."""
+    if field not in table.names:
+        return ""
+    types, kind = library("pyarrow.types", path), _plain(table.field(field).type, path)
+    beside = [name for name in columns(table, field, path)[1:] if not types.is_null(table.field(name).type)]
+    inner = _plain(kind.value_type, path) if _is_list(kind, path) else None
+    return read_lately(field, beside, [one.name for one in inner] if inner and types.is_struct(inner) else [])
 
 
 def column_of(table: Any, field: str, path: str) -> str:

@@ -11,15 +11,15 @@ import sys
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from engine.config import schema
 from engine.data.sources.compressed import MOST_BYTES, compression, unpacked
 from engine.data.sources.content import HEAD, check
 from engine.data.sources.files import find, reading
-from engine.data.sources.rows import chosen_field, row_document
+from engine.data.sources.rows import chosen_field, read_lately_of, row_document
 from engine.data.sources.source import Block, Document, sample_blocks
 from engine.errors import DataError
 from engine.readers import parse_line
@@ -38,6 +38,7 @@ class JsonlBlock(Block):
     field: str
     ranges: tuple[tuple[int, int], ...]
     length: int  # bytes in the file
+    read_lately: str = ""  # see rows.py
 
     @property
     def files(self) -> list[str]:
@@ -87,31 +88,33 @@ def jsonl_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[list
     for path, parts in groupby(cast("list[JsonlBlock]", chosen), lambda part: part.path):
         while together := list(islice(parts, _BLOCK_BYTES // _SAMPLED_BYTES)):
             ranges = tuple(one for part in together for one in part.ranges)
-            blocks.append(JsonlBlock(path, together[0].field, ranges, sum(part.size for part in together)))
+            size = sum(part.size for part in together)
+            blocks.append(replace(together[0], ranges=ranges, length=size))
     return blocks, fraction
 
 
 def _split(data: schema.Data, step: int) -> list[JsonlBlock]:
     """Return blocks of `step` bytes, or of a compressed file."""
-    blocks, field, chosen = list[JsonlBlock](), data.field, False
+    blocks, field, lately, chosen = list[JsonlBlock](), data.field, "", False
     for path, size, compressed in _files(data):
-        if not chosen and (fields := _first_fields(path)):
-            field, chosen = chosen_field(fields, data.field, path), True
+        if not chosen and (row := _first_row(path)):
+            field = chosen_field({name: isinstance(one, list) for name, one in row.items()}, data.field, path)
+            lately, chosen = read_lately_of(row, field), True
         if compressed:
-            blocks.append(JsonlBlock(path, field, ((0, sys.maxsize),), size))
+            blocks.append(JsonlBlock(path, field, ((0, sys.maxsize),), size, lately))
             continue
         ranges = [(at, min(size, at + step)) for at in range(0, size, step)]
-        blocks += [JsonlBlock(path, field, ((start, stop),), stop - start) for start, stop in ranges]
+        blocks += [JsonlBlock(path, field, ((start, stop),), stop - start, lately) for start, stop in ranges]
     return blocks
 
 
-def _first_fields(path: str) -> dict[str, bool]:
-    """Return the fields of the first object in a file, with whether each is a list; none if it has no valid one."""
+def _first_row(path: str) -> dict[str, Any]:
+    """Return the first object in a file; an empty one if it has no valid one."""
     with suppress(ValueError, DataError), unpacked(path) as file:
         while line := file.readline(_FIRST_BYTES):
             if line.strip():
                 found = parse_line(line.removeprefix(BOM_UTF8))
-                return {name: isinstance(one, list) for name, one in found.items()} if isinstance(found, dict) else {}
+                return found if isinstance(found, dict) else {}
     return {}
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 from engine.config import schema
-from engine.data.sources.columns import column_of, columns, damage, documents
+from engine.data.sources.columns import column_of, columns, damage, documents, read_lately_in
 from engine.data.sources.content import HEAD, check
 from engine.data.sources.files import find, reading
 from engine.data.sources.library import library
@@ -35,6 +35,7 @@ class ParquetBlock(Block):
     length: int  # bytes when decoded
     field: str
     encoding: str
+    read_lately: str = ""  # see rows.py
 
     @property
     def files(self) -> list[str]:
@@ -119,9 +120,10 @@ def _split(data: schema.Data) -> list[ParquetBlock]:
             opened, row = parquet.ParquetFile(file), 0
             field = field or column_of(opened.schema_arrow, data.field, path)
             columns(opened.schema_arrow, field, path)
+            lately = read_lately_in(opened.schema_arrow, field, path)
             for number in range(opened.num_row_groups):
                 group = opened.metadata.row_group(number)
                 size = cast(int, group.total_byte_size)
-                blocks.append(ParquetBlock(path, number, row, size, field, data.encoding))
+                blocks.append(ParquetBlock(path, number, row, size, field, data.encoding, lately))
                 row += group.num_rows
     return blocks

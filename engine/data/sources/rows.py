@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from engine.config.spelling import nearest
-from engine.data.sources.chat import CONVERSATIONS, MESSAGES, TOOLS, chat_document, is_chat
+from engine.data.sources.chat import CONVERSATIONS, FLAGS, MESSAGES, SPEAKERS, TOOLS, chat_document, is_chat
 from engine.data.sources.source import Block, Document
 from engine.data.sources.token_ids import LOSS_MASK, MASKS, token_document
 from engine.errors import DataError
@@ -56,14 +56,44 @@ def answered(row: Mapping[str, Any], prompt: str, answer: str, place: str) -> Do
     """
     if not any(isinstance(row.get(name), list) for name in (prompt, answer)):
         before, text = (text_of(row, name, place) for name in (prompt, answer))
-        whole = text if text.startswith(before) and answer == _CHOSEN else before + text
-        return Document(place, _utf8(whole, place), prompt=len(_utf8(before, place)))
+        return Document(place, _utf8(before + text, place), prompt=len(_utf8(before, place)))
 
     def messages(name: str, role: str) -> object:
         return [{"role": role, "content": row[name]}] if isinstance(row.get(name), str) else row.get(name)
 
     asked, said = messages(prompt, "user"), messages(answer, "assistant")
     return chat_document(place, asked, row.get(TOOLS), prompt, answer=(answer, said))
+
+
+def preferred(row: Mapping[str, Any], place: str) -> Document:
+    """Make a document of the chosen answer of a row and its prompt, of which the answer alone counts in the loss.
+
+    As in TRL, texts are the answer alone, and so are messages that begin with the assistant's. Messages that begin with
+    another role have the prompt: its messages, or the one that has its text. Raises DataError if a text begins with its
+    prompt, which may be the prompt or part of the answer, and if messages have neither form.
+    https://huggingface.co/docs/trl/dataset_formats
+    """
+    prompt, chosen = row[_PROMPT], row[_CHOSEN]
+    if isinstance(prompt, str) and isinstance(chosen, str) and prompt and chosen.startswith(prompt):
+        message = (
+            f"{_CHOSEN!r} begins with its {_PROMPT!r}, so it may contain the prompt, or be an answer that repeats it"
+        )
+        hint = f"remove the prompt from {_CHOSEN!r}; if the answer repeats it, rename {_CHOSEN!r} to 'completion'"
+        raise DataError(message, key=place, hint=hint)
+    first = chosen[0] if isinstance(chosen, list) and isinstance(chosen[0], dict) else {}
+    if isinstance(chosen, str) or SPEAKERS.get(str(first.get("role", first.get("from")))) == "assistant":
+        return answered(row, _PROMPT, _CHOSEN, place)
+
+    contents = [one.get("content", one.get("value")) if isinstance(one, dict) else None for one in chosen]
+    ends = [number for number, one in enumerate(contents, start=1) if isinstance(prompt, str) and one == prompt]
+    if isinstance(prompt, list) and chosen[: len(prompt)] == prompt:
+        ends = [len(prompt)]
+    if len(ends) != 1:
+        found = "more than one message with the text of" if ends else "neither an answer alone nor the messages of"
+        message = f"{_CHOSEN!r} has {found} its {_PROMPT!r}, so where its answer begins is not certain"
+        hint = f"write the messages of the answer alone in {_CHOSEN!r}, the first one of the assistant"
+        raise DataError(message, key=place, hint=hint)
+    return chat_document(place, chosen[: ends[0]], row.get(TOOLS), _CHOSEN, answer=(_CHOSEN, chosen[ends[0] :]))
 
 
 def text_of(row: Mapping[str, Any], name: str, place: str) -> str:
@@ -136,6 +166,29 @@ def fields_beside(field: str, contents: Literal["text", "ids", "chat"]) -> tuple
     return prompt if contents == "text" else (TOOLS, *prompt, *((_SYSTEM,) if field == CONVERSATIONS else ()))
 
 
+def read_lately(field: str, beside: Iterable[str], keys: Iterable[str]) -> str:
+    """Return what decides the documents in `field` that the first versions did not read, with ", " between.
+
+    `beside` are the fields that are read beside it, `keys` those of its messages. It is part of the fingerprint of the
+    documents, so that a run of such a version is not resumed with other documents.
+    """
+    lately = [name for name in beside if name == _PROMPT or (name in MASKS and name != LOSS_MASK)]
+    return ", ".join([*lately, *(f"{field}.{key}" for key in FLAGS if key in keys)])
+
+
+def read_lately_of(row: Mapping[str, Any], field: str) -> str:
+    """Return the same for rows like this one."""
+    value = row.get(field)
+    if value is None:
+        return ""
+    contents: Literal["text", "ids", "chat"] = (
+        "chat" if is_chat(value, field) else "ids" if isinstance(value, list) else "text"
+    )
+    beside = [name for name in fields_beside(field, contents) if row.get(name) is not None and name != field]
+    messages = value if isinstance(value, list) else []
+    return read_lately(field, beside, {key for one in messages if isinstance(one, dict) for key in one})
+
+
 def row_document(row: Mapping[str, Any], field: str, place: str) -> Document:
     """Make the document of a row: a text, token ids (a list or an array) or a chat in `field`, or a known shape.
 
@@ -150,13 +203,12 @@ def row_document(row: Mapping[str, Any], field: str, place: str) -> Document:
                 hint = f"write one, or remove the row; data.field={field} reads {' and '.join(shape.fields)}"
                 raise DataError(f"has no value in field {name!r}", key=place, hint=hint)
         return shape.read(row, place)
-    value, prompt = row[field], row.get(_PROMPT) if field == _CHOSEN else None
+    value, preference = row[field], field == _CHOSEN and row.get(_PROMPT) is not None
     if is_chat(value, field):
         if row.get(LOSS_MASK) is not None:
             raise mask_without_ids(place, field, "chat")
-        first = value[0] if isinstance(value, list) else None
-        if prompt is not None and isinstance(first, dict) and first.get("role") == "assistant":
-            return answered(row, _PROMPT, field, place)
+        if preference:
+            return preferred(row, place)
         shared = field == CONVERSATIONS and any("from" in one for one in value if isinstance(one, dict))
         system = text_of(row, _SYSTEM, place) if shared else ""
         return chat_document(place, value, row.get(TOOLS), field, system=system)
@@ -167,8 +219,8 @@ def row_document(row: Mapping[str, Any], field: str, place: str) -> Document:
         raise DataError(message, key=place, hint=hint)
     if row.get(LOSS_MASK) is not None:
         raise mask_without_ids(place, field)
-    if isinstance(prompt, str):
-        return answered(row, _PROMPT, field, place)
+    if preference:
+        return preferred(row, place)
     return Document(place, _utf8(value, place))
 
 

@@ -91,11 +91,12 @@ def test_a_field_that_is_named_is_used(
 
 
 PREFERENCES: list[tuple[ROW, list[ROW] | bytes, int]] = [
-    ({"prompt": "hi", "chosen": [USER, ASSISTANT], "rejected": [USER, ASSISTANT]}, CHAT, 0),
+    ({"prompt": USER["content"], "chosen": [USER, ASSISTANT], "rejected": [USER, ASSISTANT]}, CHAT, 0),
+    ({"prompt": [USER], "chosen": [USER, ASSISTANT], "rejected": [USER, ASSISTANT]}, CHAT, 0),
     ({"prompt": [USER], "chosen": [ASSISTANT], "rejected": [ASSISTANT]}, CHAT, 0),
     ({"prompt": USER["content"], "chosen": [ASSISTANT], "rejected": [ASSISTANT]}, CHAT, 0),
     ({"prompt": "2 + 2 = ", "chosen": "4", "rejected": "5"}, b"2 + 2 = 4", 8),
-    ({"prompt": "2 + 2 = ", "chosen": "2 + 2 = 4", "rejected": "5"}, b"2 + 2 = 4", 8),
+    ({"prompt": "", "chosen": "2 + 2 = 4", "rejected": "5"}, b"2 + 2 = 4", 0),
     ({"chosen": "Human: 2? Assistant: 2", "rejected": "5"}, b"Human: 2? Assistant: 2", 0),
 ]
 
@@ -117,6 +118,36 @@ def test_chosen_answers_are_read_only_by_name(
     with pytest.raises(DataError) as caught:
         documents(make_data(tmp_path / "a", format=form))
     assert "data.field=chosen" in str(caught.value.problems[0].hint)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "chosen"),
+    [
+        ("What is 2", "What is 2 + 2? 4"),  # with its prompt, or an answer that repeats it
+        ("hi", [USER, ASSISTANT]),  # the prompt is none of its messages
+        ([SYSTEM], [USER, ASSISTANT]),
+        ([SYSTEM, USER], [USER, ASSISTANT]),
+        (USER["content"], [USER, ASSISTANT, USER, ASSISTANT]),  # after the first or the second?
+    ],
+)
+def test_a_prompt_is_refused_that_may_or_may_not_be_in_the_answer(
+    prompt: str | list[ROW], chosen: str | list[ROW], tmp_path: Path, make_data: MakeData
+) -> None:
+    as_lines([{"prompt": prompt, "chosen": chosen}], tmp_path / "a")
+    with pytest.raises(DataError) as caught:
+        documents(make_data(tmp_path / "a", format="jsonl", field="chosen"))
+    (problem,) = caught.value.problems
+    assert problem.key == f"{tmp_path}/a:1" and "'prompt'" in problem.message and "'chosen'" in str(problem.hint)
+
+
+def test_only_what_follows_the_prompt_counts_in_a_chosen_chat(tmp_path: Path, make_data: MakeData) -> None:
+    """The same in both forms of the prompt, and whether or not the answer repeats it."""
+    asked = {"role": "user", "content": "And 3 + 3?"}
+    before, answer = [USER, ASSISTANT, asked], {"role": "assistant", "content": "6"}
+    rows = [(before, [answer]), (before, [*before, answer]), (asked["content"], [*before, answer])]
+    as_lines([{"prompt": prompt, "chosen": chosen} for prompt, chosen in rows], tmp_path / "a")
+    for found in documents(make_data(tmp_path / "a", format="jsonl", field="chosen")):
+        assert (found.messages, found.trained) == ([*before, answer], [False, False, False, True])
 
 
 @FORMS
