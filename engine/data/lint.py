@@ -46,6 +46,7 @@ _BLOCK_BYTES = 16 << 20  # of a token file
 _VARIABLE = re.compile(r"\b((?:byte|column|character|has|contains|id|token) |messages\[:?)-?[\d,]+")
 Progress = Callable[[int, int], None]  # gets the blocks that are done, and all blocks
 _open_tokenizer = cache(open_tokenizer)
+_open_tokens = cache(TokenFile.open)  # which reads the whole index
 
 
 class Check(NamedTuple):
@@ -158,11 +159,11 @@ class TokenBlock(Block):
 
     @property
     def size(self) -> int:
-        return int(TokenFile.open(self.prefix).lengths(self.first, self.last).sum())
+        return int(_open_tokens(self.prefix).lengths(self.first, self.last).sum())
 
     def documents(self) -> Iterator[Document]:
         """Read each document. Raises DataError if the token file is damaged."""
-        opened = TokenFile.open(self.prefix)
+        opened = _open_tokens(self.prefix)
         for number in range(self.first, self.last):
             yield Document(f"{self.prefix}:document {number}", None, opened.read(number, 0, opened.tokens))
 
@@ -181,6 +182,7 @@ def lint(
     the lines of `notes` about each source. Raises DataError if a source has no files or
     is not what the config says, OSError if the temporary folder is full.
     """
+    _open_tokens.cache_clear()  # files may have changed since an earlier call
     tally = Tally(keep)
     items = list[tuple[int, Block]]()
     for source, data in enumerate(sources):
@@ -247,7 +249,7 @@ def _blocks(data: schema.Data, tally: Tally) -> list[Block]:
     Raises DataError for a source of which there is nothing to read.
     """
     if data.format == "tokens":
-        opened = TokenFile.open(Path(data.paths[0]))
+        opened = _open_tokens(Path(data.paths[0]))
         parts = max(1, opened.tokens * opened.dtype.itemsize // _BLOCK_BYTES)
         bounds = [len(opened) * number // parts for number in range(parts + 1)]
         return [TokenBlock(opened.prefix, first, last) for first, last in pairwise(bounds) if last > first]

@@ -373,7 +373,7 @@ def test_the_fingerprint_of_rows_is_that_of_earlier_versions(known: str, make_da
 def test_fields_that_earlier_versions_did_not_read_change_the_fingerprint(
     name: str, form: str, write: Callable[..., None], make_data: MakeData, tmp_path: Path
 ) -> None:
-    """Otherwise a run of theirs would be resumed with documents of other lengths. Other fields beside change nothing."""
+    """Otherwise a run of theirs would be resumed with documents of other lengths. Other fields change nothing."""
     row, field = LATELY[name]
     write([row | {"unread": "x"}], tmp_path / "a")
     data = make_data(tmp_path / "a", format=form, field=field)

@@ -19,7 +19,7 @@ from engine.config import schema
 from engine.data import lint as module
 from engine.data.lint import CHECKS, Limits, Tally, lint
 from engine.data.sources import jsonl
-from engine.data.token_file import TokenWriter
+from engine.data.token_file import TokenFile, TokenWriter
 from tests.data.tokenizers.chat_folder import CHATML, MISTRAL, chat_folder
 
 MakeData = Callable[..., schema.Data]
@@ -240,6 +240,22 @@ def test_faults_in_a_token_file(workers: int, tmp_path: Path, make_data: MakeDat
     numbers = {"L04": 6, "L05": 5, "L06": 4, "L07": 3, "L14": 2}
     assert found(tally) == {code: [f"{tmp_path}/a:document {number}"] for code, number in numbers.items()}
     assert (tally.documents, tally.tokens) == (8, sum(map(len, documents)))
+
+
+def test_the_index_of_a_token_file_is_read_once(
+    tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for each block: the time would grow with the square of the file."""
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 100)
+    opened, check = list[int](), TokenFile._check_index
+    monkeypatch.setattr(TokenFile, "_check_index", lambda file: opened.append(len(file)) or check(file))
+    for documents in (40, 80):
+        with TokenWriter(tmp_path / "a", np.int32) as writer:
+            for number in range(documents):
+                writer.add(np.full(25, number, dtype=np.int32))
+        tally = lint([make_data(tmp_path / "a", format="tokens")], LIMITS, workers=1)
+        assert tally.documents == documents
+    assert opened == [40, 80]
 
 
 @pytest.mark.parametrize("form", ["folder", "jsonl", "parquet"])

@@ -85,7 +85,7 @@ def jsonl_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[list
     if fraction == 1.0:
         return jsonl_blocks(data), fraction
     blocks: list[Block] = []
-    for path, parts in groupby(cast("list[JsonlBlock]", chosen), lambda part: part.path):
+    for _, parts in groupby(cast("list[JsonlBlock]", chosen), lambda part: part.path):
         while together := list(islice(parts, _BLOCK_BYTES // _SAMPLED_BYTES)):
             ranges = tuple(one for part in together for one in part.ranges)
             size = sum(part.size for part in together)
