@@ -207,7 +207,7 @@ def with_config(overrides: Sequence[str] | None, file: str | None) -> list[str]:
     return with_aliases(overrides or [], {("--config", "recipe"): path})
 
 
-def chosen(given: list[str], quiet: bool = False) -> list[str]:
+def chosen(given: list[str], quiet: bool = False, of_job: bool = False) -> list[str]:
     """Add the overrides for the format of documents that overrides do not name; see engine.data.choose.with_format.
 
     A line says what was chosen, unless `quiet`.
@@ -218,7 +218,7 @@ def chosen(given: list[str], quiet: bool = False) -> list[str]:
         return given
     from engine.data.choose import with_format
 
-    return with_format(given, (lambda line: None) if quiet else output.say)
+    return with_format(given, (lambda line: None) if quiet else output.say, of_job)
 
 
 def loaded(overrides: Sequence[str] | None, file: str | None, say: Callable[[str], None] = lambda line: None) -> Config:

@@ -89,8 +89,10 @@ def train(
     given, resume = _continued(given, resume)
     with config_as_typed(config_file), named_as_typed(aliases), ExitStack() as claim:
         place = joined(os.environ, terminal=os.isatty(0)) if launcher in (None, "slurm") else None
+        # The processes of a launcher must agree on the folder, and a job that is queued again must find it again.
+        of_job = place is not None or "SLURM_JOB_ID" in os.environ
         with _silent_unless_first(place):
-            given = chosen(given, quiet=bool(place and not place.first))
+            given = chosen(given, quiet=bool(place and not place.first), of_job=of_job)
             submitted = launcher in ("slurm", "k8s") and not place
             config = load_with_weights([*given, *(place.settings(given) if place else [])], elsewhere=submitted)
         if place and not place.first:
@@ -98,8 +100,6 @@ def train(
             from engine.run.folder import RunFolder
 
             sys.exit(0 if dry_run else take_part(place, RunFolder(Path(config.run.out))))
-        # The processes of a launcher must agree on the folder, and a job that is queued again must find it again.
-        of_job = place is not None or "SLURM_JOB_ID" in os.environ
         if (
             not of_job
             and not any(text.startswith("run.out=") for text in given)

@@ -18,7 +18,7 @@ from engine.config.overrides import quoted
 from engine.config.sources import BUILT_IN, PATTERNS
 from engine.config.units import counted
 from engine.data.sources.compressed import SUFFIXES, unpacked
-from engine.data.sources.content import is_json_array, is_json_lines, recognise
+from engine.data.sources.content import HEAD, check, is_json_array, is_json_lines, recognise
 from engine.data.sources.files import below, kind, matches, split_glob
 from engine.data.sources.folder import LINES, STDLIB
 from engine.data.sources.urls import is_url
@@ -41,12 +41,15 @@ class Choice(NamedTuple):
     found: str
 
 
-def with_format(overrides: Sequence[str], say: Callable[[str], None] = lambda line: None) -> list[str]:
+def with_format(
+    overrides: Sequence[str], say: Callable[[str], None] = lambda line: None, of_job: bool = False
+) -> list[str]:
     """Add those that choose the format of documents to overrides of `load` that set `data.path`, but no `data=`.
 
     `say` gets a line with what was chosen. The run in the run folder keeps its format as long as `data.path` stays,
-    whatever is there by now. A path where nothing is stays without a format: what reads it reports that. Raises
-    ConfigError if the content does not decide, DataError if it cannot be looked at.
+    whatever is there by now: in `run.out`, or for the process of a job (`of_job`) in the folder that it uses without.
+    A path where nothing is stays without a format: what reads it reports that. Raises ConfigError if the content does
+    not decide, DataError if it cannot be looked at, or is JSON, but not JSON lines.
     """
     try:
         config = load(overrides, rules=False)
@@ -56,7 +59,7 @@ def with_format(overrides: Sequence[str], say: Callable[[str], None] = lambda li
     if data.sources or not data.paths:
         return [*overrides]
     pattern = next((data.pattern for text in overrides if text.startswith("data.pattern=")), None)
-    resumed = any(text.startswith("run.out=") for text in overrides)  # without it, a run gets a new folder
+    resumed = of_job or any(text.startswith("run.out=") for text in overrides)  # any other run gets a new folder
     choice = _of_run(RunFolder(Path(config.run.out)), data, pattern) if resumed else None
     choice = choice or choose(data, pattern)
     if choice is None:
@@ -129,6 +132,9 @@ def _tokens(prefix: str) -> Choice:
 def _of_file(path: str) -> Choice:
     """Choose the format of a single file. A text is a folder with one document."""
     format = _format(path)
+    if format == "jsonl":
+        with unpacked(path) as file:
+            check(file.read(HEAD), "jsonl", path, path)
     if format not in ("folder", _OTHER):
         return Choice(format, [f"data={format}"], _WORDS[format])
     folder, name = posixpath.split(path)
@@ -220,11 +226,6 @@ def _ambiguous(path: str, counts: Mapping[str, int], verb: str, noun: str) -> Co
     """Create the error for documents of several formats, of which a user has to choose one."""
     parts = [f"{counted(count, noun)} of {_WORDS.get(one, 'another kind')}" for one, count in counts.items()]
     ways = [f"data={one}" for one in counts if one in PATTERNS]
-    hint = (
-        f"choose one: {' or '.join(ways)}, and data.pattern to select its files" if len(ways) > 1 else "narrow the glob"
-    )
-    return ConfigError(
-        f"{verb} {' and '.join(parts)}",
-        key=f"data.path={shlex.quote(path)}",
-        hint=hint if len(ways) > 1 else "narrow it",
-    )
+    several = f"choose one: {' or '.join(ways)}, and data.pattern to select its files"
+    hint = several if len(ways) > 1 else "name only the files of one format and suffix"
+    return ConfigError(f"{verb} {' and '.join(parts)}", key=f"data.path={shlex.quote(path)}", hint=hint)

@@ -153,7 +153,7 @@ def test_lint_refuses_a_source_without_text(tmp_path: Path, capsys: pytest.Captu
         (["--out", "/proc/a"], 2, "--out: /proc/a.bin cannot be written"),
         (["--out", "/proc/new/folder/a"], 2, "--out: /proc/new/folder/a.bin cannot be written"),
         (["data=tokens", "data.path=a"], 2, "data.path=a: is a token file already"),
-        (["data=folder", "data.path=/nowhere"], 4, "/nowhere: no such folder"),
+        (["data=folder", "data.path=/nowhere"], 4, "/nowhere: no such file or folder"),
     ],
 )
 def test_mistakes(

@@ -80,7 +80,7 @@ def test_it_is_dim_on_a_terminal(
         (["--sequences", "-1"], 2, "--sequences: must be at least 1, not -1"),
         (["context=4", "--run", "runs/a"], 2, "--run: has a config of its own"),
         (["--run", "nowhere"], 2, "nowhere: is not the folder of a run"),
-        (["data=folder", "data.path=/nowhere"], 4, "/nowhere: no such folder"),
+        (["data=folder", "data.path=/nowhere"], 4, "/nowhere: no such file or folder"),
     ],
 )
 def test_mistakes(given: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:

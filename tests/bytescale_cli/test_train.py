@@ -115,10 +115,19 @@ def test_a_recipe_that_names_its_run_folder_keeps_it(calls: Calls, tmp_path: Pat
 
 
 def test_a_job_that_is_queued_again_finds_its_folder(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And keeps the format of its documents, whatever is at data.path by now."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     Path("runs/quickstart").mkdir(parents=True)
     assert run(["train", "recipe=quickstart"]) == 0
     assert calls[0]["config"].run.out == "runs/quickstart"
+    Path("documents").mkdir()
+    Path("documents/a.txt").write_text("a text")
+    command = ["train", "recipe=quickstart", "data.path=documents"]
+    config = load([*command[1:], "data=folder", "data.pattern=**/*.txt"])
+    Path("runs/quickstart/resolved.yaml").write_text(resolved_yaml(config))
+    Path("documents/a.jsonl").write_text('{"text": "a"}\n')
+    assert run(command) == 0
+    assert calls[1]["config"].data == config.data
 
 
 def test_resume_names_a_run_to_continue(calls: Calls, tmp_path: Path) -> None:

@@ -135,6 +135,25 @@ def test_what_is_ambiguous_names_the_choices(files: Files, ways: list[str], make
         with_format([f"data.path=[{','.join(f'{root}/{name}' for name in files)}]"])
 
 
+def test_what_is_json_but_not_json_lines_is_refused_at_once(
+    make: Callable[[Files], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not after a line that calls it JSON lines."""
+    root = make({"alpaca.json": b'[{"instruction": "a", "output": "b"}]'})
+    assert run(["data", "lint", f"data.path={root}/alpaca.json"]) == 4
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {root}/alpaca.json: is a JSON array") and "alpaca.jsonl" in error
+
+
+@pytest.mark.parametrize("command", ["profile-data", "plan recipe=quickstart", "data lint", "train recipe=quickstart"])
+def test_a_path_without_anything_is_no_missing_folder(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run([*command.split(), "data.path=nothere.jsonl"]) == 4
+    assert "nothere.jsonl: no such file or folder" in capsys.readouterr().err
+
+
 def test_a_format_that_is_named_stays(make: Callable[[Files], Path], tmp_path: Path) -> None:
     root = make({"a.jsonl": LINES})
     mine = tmp_path / "mine.yaml"
@@ -161,7 +180,9 @@ def test_commands_say_what_was_chosen(make: Callable[[Files], Path], capsys: pyt
 
 
 @pytest.mark.parametrize("before", ["jsonl", "stdlib"])
-def test_a_run_keeps_its_format(before: str, make: Callable[[Files], Path], tmp_path: Path) -> None:
+def test_a_run_keeps_its_format(
+    before: str, make: Callable[[Files], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever is there when it is resumed. Runs of earlier versions read a path without `data=` as Python files."""
     root = make({"a.jsonl": LINES, "a.py": b"text"})
     overrides = [f"run.out={tmp_path / 'run'}", f"data.path={root}"]
@@ -170,3 +191,9 @@ def test_a_run_keeps_its_format(before: str, make: Callable[[Files], Path], tmp_
     assert load(with_format(overrides)) == load([*overrides, f"data={before}"])
     with pytest.raises(ConfigError):
         with_format([overrides[0], f"data.path={root}/*"])
+    monkeypatch.chdir(tmp_path)  # the processes of a job use runs/RECIPE without run.out
+    Path("runs").mkdir()
+    (tmp_path / "run").rename("runs/quickstart")
+    assert load(with_format(overrides[1:], of_job=True)).data.name == before
+    with pytest.raises(ConfigError):
+        with_format(overrides[1:])

@@ -258,7 +258,7 @@ def test_token_files_of_another_tokenizer_are_refused(tmp_path: Path, make_confi
 
 
 def test_a_source_that_cannot_be_read_is_refused_at_once(tmp_path: Path, make_config: MakeConfig) -> None:
-    with pytest.raises(DataError, match="no such folder"):
+    with pytest.raises(DataError, match="no such file or folder"):
         Corpora(make_config(tmp_path / "gone"))
     with pytest.raises(DataError, match="no such file"):
         Corpora(make_config(tmp_path / "gone", format_="tokens"))

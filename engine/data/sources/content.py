@@ -23,22 +23,23 @@ class Content(NamedTuple):
     """What a file contains, as the words of a refusal."""
 
     says: str
-    hint: str  # how to read it; `{path}` is what to write as data.path
+    hint: str  # how to read it; `{path}` is what to write as data.path, `{split}` and `{join}` commands of jq
     format: str = ""
 
 
 _UNPACK = "of JSON lines: write data=jsonl data.path={path}; decompress other files first"
 _JSON_LINES = Content("looks like JSON lines", "write data=jsonl data.path={path}")
-_JSON_ARRAY = Content("is a JSON array, not JSON lines", "write an object per line: jq -c '.[]' OLD > NEW.jsonl")
+_JSON_ARRAY = Content("is a JSON array, not JSON lines", "write an object per line: {split}")
 _JSON_LONG = Content(
     "begins with one JSON object over several lines, not JSON lines",
-    "write an object per line: jq -c . OLD > NEW.jsonl",
+    "write an object per line: {join}",
 )
 _JSON_RECORDS = Content(
     "is a JSON array of objects",
-    "write an object per line, jq -c '.[]' OLD > NEW.jsonl, and data=jsonl; data.pattern='**/*.json' takes it as text",
+    "write an object per line, {split}, and data=jsonl; data.pattern='**/*.json' takes it as text",
 )
 _BINARY = Content("contains NUL bytes, so it is not text", "exclude it with data.pattern, or convert it to UTF-8")
+_UNPACKERS = {".gz": "zcat", ".zst": "zstdcat", ".xz": "xzcat", ".bz2": "bzcat"}
 _TWICE = Content("is compressed twice", "decompress it once")
 _ZSTD, _BZIP2 = (Content(f"is compressed with {name}", _UNPACK, name) for name in ("zstd", "bzip2"))
 _MAGIC = {
@@ -96,7 +97,19 @@ def check(head: bytes, wanted: str, path: str, root: str, arrays: bool = False) 
         # Without data.pattern, another format reads files of a folder by their names: it must find this one.
         meant = re.search(r"data=(\w+) data\.path=\{path\}", found.hint)
         by_name = meant is not None and matches(posixpath.basename(path), PATTERNS[meant[1]])
-        raise DataError(found.says, key=path, hint=found.hint.format(path=shlex.quote(root if by_name else path)))
+        named, split, join = shlex.quote(root if by_name else path), _with_jq("'.[]'", path), _with_jq(".", path)
+        raise DataError(found.says, key=path, hint=found.hint.format(path=named, split=split, join=join))
+
+
+def _with_jq(expression: str, path: str) -> str:
+    """Return the command that writes the values of a JSON file to a file of JSON lines."""
+    stem, suffix = posixpath.splitext("OLD.json" if "://" in path else path)
+    name = shlex.quote(stem + suffix)
+    command = f"jq -c {expression} {name}"
+    if suffix in _UNPACKERS:
+        stem, command = posixpath.splitext(stem)[0], f"{_UNPACKERS[suffix]} {name} | jq -c {expression}"
+    new = f"{stem}.lines.jsonl" if f"{stem}.jsonl" == path else f"{stem}.jsonl"
+    return f"{command} > {shlex.quote(new)}"
 
 
 def is_json_lines(text: bytes, path: str) -> bool:

@@ -22,6 +22,7 @@ from engine.data.sources.urls import is_url, kind_of_url, names_below_url, opene
 from engine.errors import DataError
 
 READABLE = "choose a path that this user can read"
+NOWHERE = "no such file or folder", "set data.path to a file, a folder, or a glob such as 'data/*.jsonl'"
 
 
 def kind(path: Path | str) -> Literal["folder", "file", "missing"]:
@@ -45,8 +46,10 @@ def reading(path: Path | str, hint: str = READABLE) -> Iterator[BinaryIO]:
         return
     try:
         # Opening a named pipe would block until something writes to it.
-        if not stat.S_ISREG(Path(path).stat().st_mode):
-            raise DataError("is not a regular file", key=str(path), hint=hint)
+        if not stat.S_ISREG(mode := Path(path).stat().st_mode):
+            what = "is a named pipe, which can be read only once" if stat.S_ISFIFO(mode) else "is not a regular file"
+            hint = "documents are read more than once: copy them into a file, and set data.path to it"
+            raise DataError(what, key=str(path), hint=hint)
         with Path(path).open("rb") as file:
             yield file
     except OSError as error:
@@ -84,8 +87,7 @@ def find_below(path: str, pattern: str) -> list[str]:
         return [path]
     root, pattern = (path, pattern) if found == "folder" else split_glob(path)
     if not pattern or kind(root) != "folder":
-        hint = "set data.path to a file, a folder, or a glob such as 'data/*.jsonl'"
-        raise DataError("no such file or folder", key=path, hint=hint)
+        raise DataError(NOWHERE[0], key=path, hint=NOWHERE[1])
     names = sorted(below(root, pattern))
     if not names and found != "folder":
         hint = "correct the glob, for example data.path='data/*.jsonl'"

@@ -12,7 +12,7 @@ from engine.config import schema
 from engine.config.sources import BUILT_IN
 from engine.data.sources.compressed import MOST_BYTES, unpacked
 from engine.data.sources.content import HEAD, check
-from engine.data.sources.files import below, check_different, file_size, kind, no_match, split_glob
+from engine.data.sources.files import NOWHERE, below, check_different, file_size, kind, no_match, split_glob
 from engine.data.sources.source import Block, Document, checked_text, choose, sample_blocks
 from engine.data.sources.urls import is_url
 from engine.errors import DataError
@@ -22,7 +22,6 @@ _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__"}
 _MOST_FILES = 100_000  # files that `profile-data` reads without --sample
 _BLOCK_FILES = 64
 _WHOLE = 4  # of the files of LINES, each fourth is one document
-_FOLDER = "set data.path to a folder of text files, or data=jsonl and data.path to a file of JSON lines"
 _HINT = "make it a readable file, or exclude it with data.pattern"
 
 
@@ -50,7 +49,7 @@ def _names(path: str, pattern: str) -> tuple[Path, list[str]]:
         if found == "missing":
             folder, names_below = split_glob(path)
             inside = f"data.path={shlex.quote(folder)} data.pattern={shlex.quote(names_below)}"
-            raise DataError("no such folder", key=path, hint=f"set {inside}" if names_below else _FOLDER)
+            raise DataError(NOWHERE[0], key=path, hint=f"set {inside}" if names_below else NOWHERE[1])
         if found == "file":
             with unpacked(root) as file:
                 check(file.read(HEAD), "folder", path, path)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import os
 import shlex
+import subprocess
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +26,7 @@ from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import usable
 from engine.data.token_file import TokenWriter
 from engine.errors import DataError
+from tests.data.sources.read import texts
 
 MakeData = Callable[..., schema.Data]
 WriteFiles = Callable[[Mapping[str, bytes]], Path]
@@ -223,7 +227,25 @@ def test_binary_is_not_read_as_json_lines(
 @pytest.mark.parametrize("content", [b'[{"text": "a"}]', b'\xef\xbb\xbf \n[\n  {"text": "a"}\n]\n'])
 def test_a_json_array_is_not_read_as_json_lines(content: bytes, write_files: WriteFiles, make_data: MakeData) -> None:
     message, _, hint = refusal(make_data(write_files({"a.jsonl": content}), format="jsonl"))
-    assert message == "is a JSON array, not JSON lines" and "jq -c" in hint
+    assert message == "is a JSON array, not JSON lines" and "jq -c '.[]' " in hint and hint.endswith("a.lines.jsonl")
+
+
+@pytest.mark.parametrize("name", ["my array.json", "a.jsonl", "b.json.gz", "c.jsonl.bz2", "d"])
+def test_the_command_of_the_hint_writes_json_lines(
+    name: str, write_files: WriteFiles, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is typed as it stands. `jq` is replaced by a program that writes the same."""
+    content = b'[{"text": "one"},\n{"text": "two"}]'
+    packed = {".gz": gzip.compress, ".bz2": bz2.compress}.get(Path(name).suffix, bytes)(content)
+    root = write_files({name: packed})
+    (root / "jq").write_text("#!/bin/sh\n[ \"$1 $2\" = '-c .[]' ] && cat ${3:+\"$3\"} | tr -d '[]' | sed 's/,$//'\n")
+    (root / "jq").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{root}:{os.environ['PATH']}")
+    data = make_data(root / name, format="jsonl")
+    command = refusal(data)[2].removeprefix("write an object per line: ")
+    subprocess.run(command, shell=True, check=True)
+    new = Path(shlex.split(command)[-1])
+    assert new.name not in (name, "jq") and texts(make_data(new, format="jsonl")) == [b"one", b"two"]
 
 
 @pytest.mark.parametrize("name", ["parquet", "arrow"])

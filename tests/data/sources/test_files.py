@@ -33,8 +33,9 @@ def test_reading_names_a_file_that_is_missing(tmp_path: Path) -> None:
 
 def test_reading_refuses_a_pipe_instead_of_waiting_for_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="is not a regular file"), reading(tmp_path / "pipe"):
+    with pytest.raises(DataError, match="is a named pipe") as caught, reading(tmp_path / "pipe"):
         pass
+    assert "copy them into a file" in str(caught.value.problems[0].hint)
 
 
 def test_reading_names_a_file_that_fails_while_it_is_read(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from engine.config import schema
 from engine.config.sources import BUILT_IN
+from engine.data.sources.files import NOWHERE
 from engine.data.sources.folder import folder_files, folder_sample
 from engine.data.sources.formats import FORMATS
 from engine.errors import DataError
@@ -131,10 +132,9 @@ def test_a_folder_with_a_matching_name_is_not_a_document(write_files: WriteFiles
 
 def test_a_missing_folder_is_refused(tmp_path: Path, make_data: MakeData) -> None:
     missing = str(tmp_path / "nowhere")
-    hint = "set data.path to a folder of text files, or data=jsonl and data.path to a file of JSON lines"
-    assert refusal(make_data(missing)) == ("no such folder", missing, hint)
+    assert refusal(make_data(missing)) == ("no such file or folder", missing, NOWHERE[1])
     hint = f"set data.path={tmp_path}/ data.pattern='*.txt'"
-    assert refusal(make_data(f"{tmp_path}/*.txt")) == ("no such folder", f"{tmp_path}/*.txt", hint)
+    assert refusal(make_data(f"{tmp_path}/*.txt")) == ("no such file or folder", f"{tmp_path}/*.txt", hint)
     hint = f"set data.path='{tmp_path}/my texts/' data.pattern='*.txt'"
     assert refusal(make_data(f"{tmp_path}/my texts/*.txt"))[2] == hint, "a shell takes it for one word"
 
