@@ -41,8 +41,8 @@ def show(
         typed = chosen(with_config(overrides, config_file), quiet=True)
         places = origins(typed)
         if config.run.weights is not None:
-            before, after = (flat(one.model.model_dump(mode="json")) for one in (load(typed, rules=False), config))
-            places |= {f"model.{key}": "run.weights" for key, value in after.items() if before[key] != value}
+            before, after = (flat(one.model_dump(mode="json")) for one in (load(typed, rules=False), config))
+            places |= {key: "run.weights" for key, value in after.items() if before.get(key, value) != value}
         answer["origin"] = places
         # Keys of a source that are not set have no place of their own, only that of data.sources.
         shown = {key: places.get(key) or places[leaf_of(key)] for key in flat(values)}

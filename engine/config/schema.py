@@ -31,7 +31,7 @@ class Run(Section):
     steps: int = Field(ge=1, le=_STEPS, description="optimizer updates")
     seed: int = Field(ge=0, lt=2**63, description="seed of the initial weights and of the order of documents")
     weights: str | None = Field(
-        description="Hugging Face folder with initial weights, whose model is used; null initialises from run.seed"
+        description="Hugging Face folder with initial weights, whose model and tokenizer are used; null: from run.seed"
     )
     out: str = Field(min_length=1, description="run folder")
     validate_every: int = Field(

@@ -1,4 +1,4 @@
-"""The model of a config with `run.weights`: weights are a model, so it is theirs and not the recipe's.
+"""The model of a config with `run.weights`: weights are a model, so it and its tokenizer are theirs, not the recipe's.
 
 What the user sets, on the command line or in a recipe of their own, must not contradict it, except for the rotary
 embedding, which training for longer contexts changes. Packaged recipes that name weights themselves set it for their
@@ -18,10 +18,19 @@ from engine.config.yaml_reader import compose, lines_of
 from engine.errors import Problem
 
 MODEL = "model"
-# Gets run.weights and run.out; returns the values of all keys below `model`, such as "layers" and "rope.factor". Raises
-# DataError if there are no such weights.
-ModelOf = Callable[[str, str], Mapping[str, Any]]
 _ROPE, _ROPE_KEYS = "rope", "rope."
+_TOKENIZER = "data.tokenizer"
+
+
+class Theirs(NamedTuple):
+    """The model of weights, and the value of `data.tokenizer` for it."""
+
+    model: Mapping[str, Any]  # the values of all keys below `model`, such as "layers" and "rope.factor"
+    tokenizer: str | None  # None: their folder has none
+
+
+# Gets run.weights and run.out. Raises DataError if there are no such weights.
+ModelOf = Callable[[str, str], Theirs]
 
 
 class Fitted(NamedTuple):
@@ -67,12 +76,31 @@ def set_by_user(good: Sequence[str], own: Sequence[OwnRecipe]) -> Users:
 
 
 def with_weights(
+    values: dict[str, Any], good: Sequence[str], own: Sequence[OwnRecipe], of_recipe: bool, found: Theirs
+) -> Fitted:
+    """Give composed values the model of their weights, and its tokenizer if texts are read and the user has set none.
+
+    `of_recipe`: whether a packaged recipe names weights, so that its rotary embedding and its tokenizer are kept.
+    """
+    fitted = _with_model(values, good, own, of_recipe, found.model)
+    data = values["data"]
+    set_by_others = of_recipe or any(_TOKENIZER in recipe.lines for recipe in own)
+    set_by_others |= any(text.removeprefix("++").startswith(f"{_TOKENIZER}=") for text in good)
+    # The tokens of token files are made, perhaps by a second tokenizer in the folder of the weights.
+    sources = data["sources"].values() if isinstance(data.get("sources"), dict) else ()
+    formats = {one.get("format") or data.get("format") for one in sources if isinstance(one, dict)}
+    of_texts = bool((formats or {data.get("format")}) - {"tokens"})
+    if found.tokenizer in (None, data.get("tokenizer")) or set_by_others or not of_texts:
+        return fitted
+    line = f"{_TOKENIZER}={_text(found.tokenizer)}, that of run.weights ({_text(data.get('tokenizer'))})"
+    both = f"{fitted.line}; {line}" if fitted.line else line
+    return fitted._replace(values={**fitted.values, "data": {**data, "tokenizer": found.tokenizer}}, line=both)
+
+
+def _with_model(
     values: dict[str, Any], good: Sequence[str], own: Sequence[OwnRecipe], of_recipe: bool, theirs: Mapping[str, Any]
 ) -> Fitted:
-    """Give composed values the model of their weights, `theirs` (see `ModelOf`).
-
-    `of_recipe`: whether a packaged recipe names weights, so that its rotary embedding is kept.
-    """
+    """Give composed values the model of their weights, `theirs`."""
     ours, users = flat(values[MODEL]), set_by_user(good, own)
     # A wrong value stays, to be reported. A key of the rotary embedding is set for the context; an option such as
     # model=llama7b has one as a matter of course.

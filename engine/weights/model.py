@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from engine.config.load import load, read_resolved
 from engine.config.resolved import flat
 from engine.config.schema import Config
+from engine.config.weights import Theirs
+from engine.data.tokenizers.load import IN_FOLDER
 from engine.errors import ConfigError, DataError, Problem
 from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
@@ -39,23 +40,25 @@ def read_model(folder: Path, place: str | None = None) -> Described:
     return Described(config, [f"model.{key}={override_value(value)}" for key, value in every.items()])
 
 
-def model_of(weights: str, out: str) -> Mapping[str, Any]:
-    """Return the values of all keys of the model of `run.weights`, without `model.`; see `engine.config.weights`.
+def model_of(weights: str, out: str) -> Theirs:
+    """Return the model of `run.weights`, and the tokenizer in its folder; see `engine.config.weights`.
 
-    A run that has saved checkpoints in `out` keeps its model: its rotary embedding may be another, and it no longer
-    needs the weights. Raises DataError for a folder that is missing, or describes no model of ours.
+    A run that has saved checkpoints in `out` keeps both: its rotary embedding may be another, and it no longer needs
+    the weights. Raises DataError for a folder that is missing, or describes no model of ours.
     """
-    before, folder = _model_of_run(weights, RunFolder(Path(out))), Path(weights)
+    before, folder = _of_run(weights, RunFolder(Path(out))), Path(weights)
     if before is not None and not folder.is_dir():
         return before
     theirs = flat(read_model(folder, f"run.weights={weights}").config.model.model_dump(mode="json"))
-    if before is not None and all(before[key] == theirs[key] for key in theirs if not key.startswith(("rope", "name"))):
-        return before
-    return theirs
+    if before is not None:
+        shape = (key for key in theirs if not key.startswith(("rope", "name")))
+        if all(before.model[key] == theirs[key] for key in shape):
+            return before
+    return Theirs(theirs, weights if any((folder / name).is_file() for name in IN_FOLDER) else None)
 
 
-def _model_of_run(weights: str, folder: RunFolder) -> dict[str, Any] | None:
-    """Return the model of a run with checkpoints that was started with these weights; None if there is none."""
+def _of_run(weights: str, folder: RunFolder) -> Theirs | None:
+    """Return model and tokenizer of a run with checkpoints that began with these weights; None if there is none."""
     try:
         if not newest_first(folder.checkpoints):
             return None
@@ -63,4 +66,4 @@ def _model_of_run(weights: str, folder: RunFolder) -> dict[str, Any] | None:
     except (OSError, ConfigError):
         return None
     same = config.run.weights is not None and os.path.realpath(config.run.weights) == os.path.realpath(weights)
-    return flat(config.model.model_dump(mode="json")) if same else None
+    return Theirs(flat(config.model.model_dump(mode="json")), config.data.tokenizer) if same else None

@@ -144,13 +144,47 @@ def test_a_missing_or_invalid_folder_is_refused(tmp_path: Path, weights: Path) -
         loaded(f"run.weights={tmp_path}/none", "model.layer=3")
 
 
+def test_the_tokenizer_of_documents_is_that_of_the_weights(weights: Path, tmp_path: Path) -> None:
+    """Unless the user or a recipe for weights sets one, or the tokens have been made."""
+    typed, theirs = ["recipe=llama7b-256k", f"run.weights={weights}", "data.path=a"], str(weights)
+    assert loaded(*typed)[0].data.tokenizer == "bytes", "the folder has none"
+    (weights / "tokenizer.json").write_text("{}")
+    mine, sources = tmp_path / "mine.yaml", "data.sources.a.path=a"
+    mine.write_text(f"defaults: llama7b-256k\nrun:\n  weights: {weights}\ndata:\n  tokenizer: bytes\n")
+    of_texts = [
+        [*typed, "data=jsonl"],
+        ["recipe=1b-64k-1node", *typed[1:]],  # its own is an example
+        [
+            "data=tokens",
+            typed[1],
+            sources,
+            "data.sources.b.path=b",
+            "data.sources.b.format=jsonl",
+            "data.mix={a: 1, b: 1}",
+        ],
+    ]
+    for words in of_texts:
+        config, (line,) = loaded(*words)
+        assert config.data.tokenizer == theirs and f'data.tokenizer="{theirs}"' in line
+    for words in (
+        [*typed, "data.tokenizer=bytes"],
+        [f"recipe={mine}"],
+        [*typed, "data=tokens"],
+        ["data=jsonl", typed[1], sources, "data.sources.a.format=tokens", "data.mix={a: 1}"],
+    ):
+        assert loaded(*words)[0].data.tokenizer == "bytes"
+    assert loaded("recipe=llama3-8b-128k-2nodes", typed[1])[0].data.tokenizer == theirs
+
+
 def test_a_run_with_checkpoints_keeps_its_model(weights: Path, tmp_path: Path) -> None:
     """Its rotary embedding may be that of the recipe, and the weights may be gone."""
     typed = [f"run.out={tmp_path / 'run'}", f"run.weights={weights}"]
-    before: Any = loaded(*typed, "model.rope_theta=1e6")[0]
+    before: Any = loaded(*typed, "model.rope_theta=1e6", "data.tokenizer=mine.json")[0]
+    (weights / "tokenizer.json").write_text("{}")
     folder = RunFolder(tmp_path / "run")
     (folder.checkpoints / "step-00000001").mkdir(parents=True)
     folder.resolved.write_text(resolved_yaml(before))
     assert loaded(*typed)[0].model.rope_theta == 1e6
     shutil.rmtree(weights)
-    assert loaded(*typed)[0].model == before.model
+    resumed = loaded(*typed)[0]
+    assert (resumed.model, resumed.data.tokenizer) == (before.model, "mine.json")
