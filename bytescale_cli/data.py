@@ -13,7 +13,18 @@ import typer
 from bytescale_cli import output
 from bytescale_cli.data_head import head
 from bytescale_cli.data_trace import trace
-from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, loaded, say_toys, whole_number, writable
+from bytescale_cli.options import (
+    ConfigFile,
+    Debug,
+    Json,
+    Overrides,
+    about_documents,
+    loaded,
+    say_toys,
+    whole_number,
+    with_config,
+    writable,
+)
 from bytescale_cli.profile_data import length_table
 from engine.errors import ConfigError, DataError
 
@@ -99,8 +110,9 @@ def lint(
     from engine.data.lint import lint as read
 
     config = loaded(overrides, config_file)
+    say = about_documents(with_config(overrides, config_file))
     limits = Limits(config.context, config.batch_tokens, config.model.vocab)
-    found = read(list(source_configs(config.data).values()), limits, examples, workers, _progress(), output.say)
+    found = read(list(source_configs(config.data).values()), limits, examples, workers, _progress(), say)
     lengths = found.lengths_found()
     findings = [
         {

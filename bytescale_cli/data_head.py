@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, loaded, say_toys, whole_number
+from bytescale_cli.options import (
+    ConfigFile,
+    Debug,
+    Json,
+    Overrides,
+    about_documents,
+    loaded,
+    say_toys,
+    whole_number,
+    with_config,
+)
 from bytescale_cli.terminal import painted
 from engine.errors import ConfigError
 
@@ -60,7 +70,7 @@ def head(
     else:
         step, config = step or 1, loaded(overrides, config_file)
         opened = Corpora(config)
-        opened.pack_first(Cursor(), output.say)
+        opened.pack_first(Cursor(), about_documents(with_config(overrides, config_file)))
         say_toys(config, "documents")
         table, corpora = step_after(opened.steps, Cursor(), step, _progress()), opened.sources
     shown = first_tokens(corpora, config, table.chosen(slice(sequences)), tokens)

@@ -13,11 +13,13 @@ from bytescale_cli.options import (
     Json,
     Overrides,
     Plot,
+    about_documents,
     check_steps,
     loaded,
     plot_path,
     say_toys,
     whole_number,
+    with_config,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ def estimate_memory(
         from engine.planner.make import plan_step
 
         output.say_when_compiling()
-        steps = step_lengths(config, plan, output.say)
+        steps = step_lengths(config, plan, about_documents(with_config(overrides, config_file)))
         found = estimate_plans(config, settings, (plan_step(lengths, settings) for lengths in steps))
     answer: dict[str, Any] = {"memory": found.as_json()} | ({} if plan is None else {"source": source(config)})
 

@@ -221,6 +221,27 @@ def chosen(given: list[str], quiet: bool = False, of_job: bool = False) -> list[
     return with_format(given, (lambda line: None) if quiet else output.say, of_job)
 
 
+def about_documents(given: Sequence[str], say: Callable[[str], None] = output.say) -> Callable[[str], None]:
+    """Return a function that passes lines about documents to `say`.
+
+    It passes the warning that tokens are bytes once, also for several sources, and not at all if the overrides `given`,
+    or the user's own recipe, set `data.tokenizer`.
+    """
+    from engine.config.named import names_tokenizer
+    from engine.data.sources.notes import AS_BYTES
+
+    is_known = names_tokenizer(given)
+
+    def pass_on(line: str) -> None:
+        nonlocal is_known
+        as_bytes = line.startswith(AS_BYTES)
+        if not (as_bytes and is_known):
+            say(line)
+        is_known |= as_bytes
+
+    return pass_on
+
+
 def loaded(overrides: Sequence[str] | None, file: str | None, say: Callable[[str], None] = lambda line: None) -> Config:
     """Load the config of a command's overrides and its `--config FILE`; `say` as in engine.config.load.load."""
     with config_as_typed(file):

@@ -16,6 +16,7 @@ from bytescale_cli.options import (
     Overrides,
     PlotOfPlan,
     Trace,
+    about_documents,
     check_steps,
     chosen,
     config_as_typed,
@@ -68,9 +69,9 @@ def plan(
     from engine.report.words import MODES, PLAN_FACTS, hdp_ranks, source
     from engine.simulator.facts import facts
 
-    say = cache(output.say)  # each line once: documents may be read twice
     with config_as_typed(config_file):
         given = chosen(with_config(overrides, config_file))
+        say = cache(about_documents(given))  # each line once: documents may be read twice
         config = scaled(given, say=say)[0] if is_without_recipe(given) else load_with_weights(given, say)
     output.say_when_compiling()
     settings = PlanSettings.of(config)

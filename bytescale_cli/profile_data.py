@@ -17,6 +17,7 @@ from bytescale_cli.options import (
     Json,
     Overrides,
     Plot,
+    about_documents,
     chosen,
     config_as_typed,
     load_with_weights,
@@ -78,15 +79,16 @@ def profile_data(
 
     with config_as_typed(config_file), _progress() as progress:
         given = chosen(with_config(overrides, config_file))
+        say = about_documents(given)
         if is_without_recipe(given):
-            config, sources = scaled(given, sample, progress, output.say)
+            config, sources = scaled(given, sample, progress, say)
         else:
-            config = load_with_weights(given, output.say)
+            config = load_with_weights(given, say)
             if named(given) == (None, None):
                 yours = "bytescale profile-data data.path=FILE (docs/data.md)"
                 of = f"{source(config)} of recipe={config.recipe}"
                 output.say(f"no documents are named: these are {of}; for yours: {yours}")
-            sources = document_lengths(config, sample, progress, output.say)
+            sources = document_lengths(config, sample, progress, say)
     output.say_when_compiling()
     settings = PlanSettings.of(config)
     weights = source_weights(config)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from bytescale_cli.options import (
     Overrides,
     Plot,
     Trace,
+    about_documents,
     check_steps,
     chosen,
     config_as_typed,
@@ -105,7 +107,9 @@ def simulate(
     names = list(dict.fromkeys(["static", *names]))  # each once; static is first because speed-ups are relative to it
     path, timeline = plot_path(plot), trace_path(trace)
     with config_as_typed(config_file):  # reports a wrong value before the first run
-        points = list(_points(chosen(with_config(overrides, config_file)), swept))
+        given = chosen(with_config(overrides, config_file))
+        say = cache(about_documents(given))  # each line once, not at every point
+        points = list(_points(given, swept, say))
     said = dict[str, str]()
     for config, extra in points:
         same, words = config.model_dump_json(), " ".join(extra)
@@ -114,14 +118,14 @@ def simulate(
             raise ConfigError(message, key="--sweep", hint="give each value once")
         said[same] = words
     output.say_when_compiling()
-    found, failures = _found(points, names, steps, tuned)
+    found, failures = _found(points, names, steps, tuned, say)
     runs = [run for _, of_point in found for run in of_point]
     _compare_offload(runs, swept.get("offload.ratio", [])[:1])
     if (path is not None or timeline is not None) and found:
         from engine.data.lengths import step_lengths
 
         config, compared = found[0][0]
-        lengths = next(step_lengths(config, 1, output.say))
+        lengths = next(step_lengths(config, 1, say))
         if path is not None:
             from engine.report.simulation_page import simulation_page
 
@@ -141,12 +145,10 @@ def simulate(
     output.emit({"runs": runs}, _text(runs), as_json=json)
 
 
-def _points(overrides: list[str], swept: dict[str, list[str]]) -> Iterator[Point]:
+def _points(overrides: list[str], swept: dict[str, list[str]], say: Callable[[str], None]) -> Iterator[Point]:
     """Yield the config and the added overrides of every combination of swept values; without a sweep, one config."""
-    from functools import cache
     from itertools import product
 
-    say = cache(output.say)  # each line once, not at every point
     for values in product(*swept.values()):
         extra = [f"{key}={value}" for key, value in zip(swept, values, strict=True)]
         try:
@@ -155,7 +157,9 @@ def _points(overrides: list[str], swept: dict[str, list[str]]) -> Iterator[Point
             raise _in_run(error, extra) from error
 
 
-def _found(points: list[Point], names: list[str], steps: int, tuned: bool) -> tuple[list[Found], list[BytescaleError]]:
+def _found(
+    points: list[Point], names: list[str], steps: int, tuned: bool, say: Callable[[str], None]
+) -> tuple[list[Found], list[BytescaleError]]:
     """Simulate each point of a sweep; return the results, and the errors of points that failed.
 
     One failure does not stop the other points. Without a sweep, and for a bug, the error is raised.
@@ -163,7 +167,7 @@ def _found(points: list[Point], names: list[str], steps: int, tuned: bool) -> tu
     found, failures = [], []
     for config, extra in points:
         try:
-            found.append(_runs(config, names, steps, extra, tuned))
+            found.append(_runs(config, names, steps, extra, tuned, say))
         except BytescaleError as error:
             if not extra or error.code == ExitCode.BUG:
                 raise
@@ -177,7 +181,9 @@ def _in_run(error: BytescaleError, extra: list[str]) -> BytescaleError:
     return error.of([Problem(f"{one.message}{where}", one.key, one.hint) for one in error.problems])
 
 
-def _runs(config: Config, names: list[str], steps: int, extra: list[str], tuned: bool) -> Found:
+def _runs(
+    config: Config, names: list[str], steps: int, extra: list[str], tuned: bool, say: Callable[[str], None]
+) -> Found:
     """Simulate the same steps of one config under each planner; return a run per row, with means over the steps."""
     from engine.cluster.cluster import Cluster
     from engine.data.lengths import step_lengths
@@ -189,7 +195,7 @@ def _runs(config: Config, names: list[str], steps: int, extra: list[str], tuned:
     first = config.planner.model_copy(update={"name": names[0]})  # the recipe's planner may have stricter limits
     modelled = config.model_copy(update={"planner": first})
     check_fit(modelled, here=False)
-    settings, lengths = PlanSettings.of(modelled), list(step_lengths(config, steps, output.say))
+    settings, lengths = PlanSettings.of(modelled), list(step_lengths(config, steps, say))
     best, about = _tuned_static(config, lengths) if tuned else (None, {})
     # naive has no second row if the sweep compares offload itself.
     swept_offload = any(value.startswith(_OFFLOAD) for value in extra)

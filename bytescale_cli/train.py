@@ -19,6 +19,7 @@ from bytescale_cli.options import (
     Debug,
     Json,
     Overrides,
+    about_documents,
     choice,
     chosen,
     config_as_typed,
@@ -129,7 +130,13 @@ def train(
                 if not dry_run:
                     stack.enter_context(joins)
             payload = launch(
-                config, resume=resume, launcher=launcher, dry_run=dry_run, say=say, on_step=on_step, joins=joins
+                config,
+                resume=resume,
+                launcher=launcher,
+                dry_run=dry_run,
+                say=about_documents(given, say),
+                on_step=on_step,
+                joins=joins,
             )
     if dry_run:  # else it was said before the first step
         say_toys(config, "model", "documents")

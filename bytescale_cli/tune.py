@@ -15,6 +15,7 @@ from bytescale_cli.options import (
     Debug,
     Json,
     Overrides,
+    about_documents,
     check_at_least,
     check_steps,
     chosen,
@@ -77,7 +78,7 @@ def tune(
         fixed = [key for key in SEARCHED if key in given]
         config, broken = _load(chosen(typed), fixed)
     output.say_when_compiling()
-    lengths = list(step_lengths(config, steps, output.say))
+    lengths = list(step_lengths(config, steps, about_documents(typed)))
     with waiting("searching"):
         found = search(config, lengths, deadline, fixed)
     best = found.best()

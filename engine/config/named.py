@@ -62,6 +62,18 @@ def names_path_alone(overrides: Sequence[str]) -> bool:
     return "data.path" in keys and not {"data", "data.format", "override /data"} & {*keys}
 
 
+def names_tokenizer(overrides: Sequence[str]) -> bool:
+    """Return whether these overrides of `load`, or a recipe of one's own that they choose, set `data.tokenizer`."""
+    others, own, _ = separate(overrides)
+    return sets("data.tokenizer", others, own)
+
+
+def sets(key: str, others: Sequence[str], own: Sequence[OwnRecipe]) -> bool:
+    """Return whether overrides or recipes of one's own (`own.separate`) set a key by itself."""
+    typed = (text.removeprefix("++").partition("=")[0] for text in others)
+    return key in typed or any(key in recipe.lines for recipe in own)
+
+
 def _layers(others: Sequence[str], own: Sequence[OwnRecipe]) -> Iterator[tuple[str | None, str | None]]:
     """Yield what names documents and what names lengths: of the command line, then of each file."""
     keys = {text.partition("=")[0]: text for text in others}

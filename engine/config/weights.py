@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from engine.config import keys, tree
+from engine.config.named import sets
 from engine.config.own import OwnRecipe
 from engine.config.resolved import flat
 from engine.config.yaml_reader import compose, lines_of
@@ -84,13 +85,12 @@ def with_weights(
     """
     fitted = _with_model(values, good, own, of_recipe, found.model)
     data = values["data"]
-    set_by_others = of_recipe or any(_TOKENIZER in recipe.lines for recipe in own)
-    set_by_others |= any(text.removeprefix("++").startswith(f"{_TOKENIZER}=") for text in good)
+    is_set = of_recipe or sets(_TOKENIZER, good, own)
     # The tokens of token files are made, perhaps by a second tokenizer in the folder of the weights.
     sources = data["sources"].values() if isinstance(data.get("sources"), dict) else ()
     formats = {one.get("format") or data.get("format") for one in sources if isinstance(one, dict)}
     of_texts = bool((formats or {data.get("format")}) - {"tokens"})
-    if found.tokenizer in (None, data.get("tokenizer")) or set_by_others or not of_texts:
+    if found.tokenizer in (None, data.get("tokenizer")) or is_set or not of_texts:
         return fitted
     line = f"{_TOKENIZER}={_text(found.tokenizer)}, that of run.weights ({_text(data.get('tokenizer'))})"
     both = f"{fitted.line}; {line}" if fitted.line else line

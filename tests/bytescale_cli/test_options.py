@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bytescale_cli.main import run
 from bytescale_cli.options import named_as_typed, plot_path, with_aliases, writable
 from engine.config.load import load
 from engine.errors import ConfigError, Problem
@@ -100,3 +101,23 @@ def test_a_read_only_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
     with pytest.raises(ConfigError, match="it is read-only"):
         writable(str(tmp_path / "a.html"), "--plot")
+
+
+COMMANDS = ("profile-data", "plan", "simulate --no-tuned --plot {}/a.html", "data lint", "data head", "train --dry-run")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_bytes_for_a_model_with_a_vocabulary_are_a_warning_once_and_none_if_chosen(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several sources, too, and if documents are read again for a page."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("a text " * 500)
+    Path("b.txt").write_text("another " * 500)
+    Path("mine.yaml").write_text("defaults: quickstart\ndata:\n  tokenizer: bytes\n")
+    words = ["data=folder", "data.sources.a.path=.", "data.sources.a.pattern=a.txt", "data.sources.b.path=."]
+    words += ["data.sources.b.pattern=b.txt", "data.mix={a: 1, b: 1}", "model.vocab=32000", "run.steps=1"]
+    words += [f"data.cache={tmp_path}/cache", "data.validation_share=0"]
+    for more, count in ([], 1), (["data.tokenizer=bytes"], 0), (["recipe=mine.yaml"], 0):
+        assert run([*command.format(tmp_path).split(), *words, *more]) == 0
+        assert capsys.readouterr().err.count("tokens are bytes") == count, more

@@ -14,6 +14,7 @@ from engine.data.sources.source import Block
 from engine.data.tokenizers.load import BYTES
 from engine.errors import DataError
 
+AS_BYTES = "warning: tokens are bytes, "  # how a line begins that is left out if the user has chosen bytes
 _BYTES_VOCABULARY = 512  # of a model for bytes, with BOS, EOS and padding, at most
 
 
@@ -38,7 +39,7 @@ def notes(data: schema.Data, blocks: Sequence[Block], vocabulary: int | None = N
             first = next(blocks[0].documents(), None)
             if first is not None and first.text is not None:
                 yield (
-                    f"warning: tokens are bytes, but the model's vocabulary has {vocabulary:,}: its own tokenizer makes"
+                    f"{AS_BYTES}but the model's vocabulary has {vocabulary:,}: its own tokenizer makes"
                     " about a quarter as many of a text; set data.tokenizer=FILE"
                 )
 
