@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any
@@ -33,6 +35,8 @@ from bytescale_cli.generate import generate
 from bytescale_cli.train import train
 from engine import interrupts
 from engine.errors import ExitCode
+
+_WARNINGS = "PYTHONWARNINGS"
 
 app = typer.Typer(
     add_completion=False,
@@ -82,6 +86,28 @@ app.command()(completion.completion)
 app.command("candidates", hidden=True)(completion.print_candidates)
 
 
+def _show_warnings() -> None:
+    """With `python -W error` or PYTHONWARNINGS=error, show the warnings of libraries: they must not end a run.
+
+    Processes that are started later inherit these options.
+    """
+
+    def shown(option: str) -> str:
+        action, colon, rest = option.partition(":")
+        return f"default{colon}{rest}" if action and "error".startswith(action) else option
+
+    if (options := [*map(shown, sys.warnoptions)]) == sys.warnoptions:
+        return
+    sys.warnoptions[:] = options
+    if given := os.environ.get(_WARNINGS):
+        os.environ[_WARNINGS] = ",".join(map(shown, given.split(",")))
+    filters: list[Any] = [*warnings.filters]
+    for action, message, category, module, line in filters:
+        if action == "error":
+            texts = [getattr(pattern, "pattern", pattern) or "" for pattern in (message, module)]
+            warnings.filterwarnings("default", texts[0], category, texts[1], line)
+
+
 @cache  # tests run many command lines in one process
 def _built(*, outline: bool) -> Any:
     """Let Typer build the commands. It inspects all their parameters, which `bytescale --help` does not show: for that
@@ -103,6 +129,7 @@ def _built(*, outline: bool) -> Any:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, by default `sys.argv[1:]`; report any error and return the exit code."""
     output.open_closed()
+    _show_warnings()
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         with interrupts.raised():

@@ -15,8 +15,6 @@ from enum import IntEnum
 from traceback import extract_tb
 from typing import Any, TypeVar
 
-from engine import warned as warned  # in every process, before it imports libraries
-
 E = TypeVar("E", bound="BytescaleError")
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)

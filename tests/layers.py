@@ -25,6 +25,5 @@ LAYERS = (
         "safe_path",
         "selection",
         "units",
-        "warned",
     },
 )

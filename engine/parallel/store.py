@@ -11,7 +11,10 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from engine.control.control import Control
 
-_ABSENT_S = 30.0  # for which keys that were not set are reported as such without asking again
+# Keys that a thread of NCCL asks for each second on every rank: whether another rank has failed or writes a dump.
+# Source: kStoreDumpKey and kStoreErrorSignalKey in torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp.
+_POLLED = ("exception_dump", "remote_error")
+_ABSENT_S = 30.0  # for which one of them that was not set is reported as such without asking again
 
 
 class AgentStore(Store):
@@ -23,7 +26,7 @@ class AgentStore(Store):
     def __init__(self, control: Control) -> None:
         super().__init__()
         self._control = control
-        self._absent = dict[tuple[str, ...], float]()  # when `check` has asked in vain
+        self._absent = dict[tuple[str, ...], float]()  # when `check` has asked for polled keys in vain
 
     def set(self, key: str, value: bytes | str) -> None:
         """Set the value of a key."""
@@ -42,15 +45,12 @@ class AgentStore(Store):
         self.multi_get(keys)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all keys are set. If they were not, it may take 30 s until that changes.
-
-        A thread of NCCL asks each second on every rank, whether another one writes what it knows of a hang.
-        """
+        """Return whether all keys are set. That polled keys are set is noticed within 30 s."""
         wanted, now = tuple(keys), time.monotonic()
         if now - self._absent.get(wanted, -_ABSENT_S) < _ABSENT_S:
             return False
         found = bool(self._control.ask("check", list(keys)))
-        if not found:
+        if not found and all(key.rpartition("/")[2] in _POLLED for key in keys):  # process groups prefix them
             self._absent[wanted] = now
         return found
 
