@@ -33,15 +33,21 @@ def is_stopped(pid: int) -> bool:
 class StopWatch:
     """Notices that a signal has stopped a process for some seconds in which this process was not stopped itself."""
 
-    def __init__(self) -> None:
-        self._clock = AwakeClock()
+    def __init__(self, clock: AwakeClock | None = None) -> None:
+        """By default the watch has a clock of its own."""
+        self._clock = clock or AwakeClock()
         self._since: float | None = None
 
-    def stopped(self, pid: int) -> bool:
-        """Return whether the process has been stopped for STOPPED_S. Call it at least once a second."""
+    def note(self, stopped: bool) -> bool:
+        """Note whether the process is stopped now, and return `expired`. Call it at least once a second."""
         now = self._clock()
-        if not is_stopped(pid):
+        if not stopped:
             self._since = None
         elif self._since is None:
             self._since = now
-        return self._since is not None and now - self._since > STOPPED_S
+        return self.expired
+
+    @property
+    def expired(self) -> bool:
+        """Whether the process has been stopped for STOPPED_S."""
+        return self._since is not None and self._clock() - self._since > STOPPED_S

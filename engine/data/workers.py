@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-from engine.control.processes import StopWatch, end_with_parent
+from engine.control.processes import StopWatch, end_with_parent, is_stopped
 from engine.errors import BytescaleError, DataError, ExitCode
 from engine.safe_path import starting_safely
 
@@ -49,7 +49,7 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], workers: int, hint:
                     result = results.popleft()  # so that its memory is free once it was used
                     while not wait([result], _LOOK_S).done:
                         for child, watch in watches.items():
-                            if watch.stopped(child.pid or 0):
+                            if watch.note(is_stopped(child.pid or 0)):
                                 child.kill()
                                 message = f"a process that read documents, {child.pid}, was stopped by a signal"
                                 raise StoppedError(message, hint="run the same command again")

@@ -21,7 +21,7 @@ from engine import interrupts
 from engine.cluster.hosts import is_local
 from engine.control.clock import AwakeClock
 from engine.control.link import BEAT_S, SILENCE_S, Link
-from engine.control.processes import STOPPED_S
+from engine.control.processes import StopWatch
 from engine.control.reduction import children
 from engine.control.signals import WARNING, handled
 from engine.errors import BytescaleError, ExitCode, PreflightError, Problem
@@ -87,7 +87,7 @@ class _Node:
     link: Link | None = None  # None: it has not been reached yet, or is gone
     heard: float = 0.0  # a time of the clock
     hello: bool = False  # whether it is ready to start ranks
-    stopped_since: dict[int, float] = field(default_factory=dict)
+    watches: dict[int, StopWatch] = field(default_factory=dict)  # of ranks
 
     def send(self, **message: Any) -> None:
         if self.link is not None:
@@ -207,7 +207,7 @@ class _Nodes:
             cause = None if message["cause"] is None else Cause.of_json(message["cause"])
             self.ends.setdefault(rank, End(message["code"], seen, cause, message["said"]))
             self.patience.forget(rank)
-            node.stopped_since.pop(rank, None)
+            node.watches.pop(rank, None)
         now = self._clock()
         for name, values in message.get("beats", {}).items():
             rank, beat = int(name), Beat(*values)
@@ -215,10 +215,7 @@ class _Nodes:
                 self._paces(rank, beat.pace)
             self.patience.note(rank, tuple(beat.at) if beat.at else None, now - beat.age_s, beat.entered)
             self.patience.expect(rank, beat.planned_s, beat.measured)
-            if not beat.stopped:
-                node.stopped_since.pop(rank, None)
-            else:
-                node.stopped_since.setdefault(rank, now)
+            node.watches.setdefault(rank, StopWatch(self._clock)).note(beat.stopped)
 
     def has_ended(self, node: _Node) -> bool:
         """Return whether all ranks of a node have ended."""
@@ -234,12 +231,11 @@ class _Nodes:
         for rank in node.command.ranks:
             self.ends.setdefault(rank, End(code, time.time(), cause, ""))
             self.patience.forget(rank)
-        node.stopped_since.clear()
+        node.watches.clear()
 
     def stopped(self) -> int | None:
         """Return a rank that a signal has stopped for some seconds."""
-        last = self._clock() - STOPPED_S
-        return next((r for node in self.nodes for r, since in node.stopped_since.items() if since < last), None)
+        return next((rank for node in self.nodes for rank, watch in node.watches.items() if watch.expired), None)
 
 
 def run_ranks(

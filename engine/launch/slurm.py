@@ -94,10 +94,15 @@ def _quoted(value: str) -> str:
     return f'"{value}"'
 
 
-def submit(path: Path) -> str:
-    """Submit a script and return the number of the job. Raises PreflightError with the message of sbatch."""
+def submit(text: str, path: Path) -> str:
+    """Submit a script and return the number of the job. Raises PreflightError with the message of sbatch.
+
+    sbatch reads the text itself: its copy at `path`, in the run folder, may be one that other users can replace.
+    """
     try:
-        done = subprocess.run(["sbatch", "--parsable", str(path)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["sbatch", "--parsable"], input=text, capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
     except FileNotFoundError as error:
         raise _missing("sbatch") from error
     if done.returncode:

@@ -50,7 +50,7 @@ def hand_over(
     if launcher == "k8s":
         say(f"{path}: {counted(config.cluster.nodes, 'pod')}; {k8s.how_to_apply(path)}")
         return {"k8s": {"manifest": str(path), "text": text}}
-    job = slurm.submit(path)
+    job = slurm.submit(text, path)
     log = folder.logs / f"slurm-{job}.log"
     root, quoted = shlex.quote(str(folder.root)), shlex.quote(str(log))
     say(f"job {job} on {counted(config.cluster.nodes, 'node')}: `squeue -j {job}`, `scancel {job}`")

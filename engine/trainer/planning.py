@@ -29,7 +29,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from engine.config.schema import Config
-from engine.control.processes import StopWatch, end_with_parent
+from engine.control.processes import StopWatch, end_with_parent, is_stopped
 from engine.data.corpus import TextCorpus, corpora_of
 from engine.data.loaders import Loaders, Work
 from engine.data.pack import LeftOut
@@ -153,7 +153,7 @@ class _Process:
             watch = StopWatch()
             try:
                 while not self._connection.poll(_LOOK_S):
-                    if watch.stopped(self._process.pid or 0):
+                    if watch.note(is_stopped(self._process.pid or 0)):
                         message, code = "the planning process was stopped by a signal", int(ExitCode.HANG)
                         self._process.kill()
                         break

@@ -130,7 +130,7 @@ def test_hosts_of_a_hostfile_are_refused(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_without_slurm_the_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    for attempt in (lambda: slurm.submit(tmp_path), lambda: slurm.run_srun(["srun"])):
+    for attempt in (lambda: slurm.submit("", tmp_path), lambda: slurm.run_srun(["srun"])):
         with pytest.raises(PreflightError, match="there is no s"):
             attempt()
 
@@ -168,10 +168,20 @@ def test_what_sbatch_says_last_is_shown(
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(PreflightError) as caught:
-        slurm.submit(tmp_path / "slurm.sh")
+        slurm.submit("", tmp_path / "slurm.sh")
     (problem,) = caught.value.problems
     assert problem.message == message
     assert f"`sbatch {tmp_path}/slurm.sh` shows all of it" in str(problem.hint)
+
+
+def test_what_is_submitted_is_the_script_that_was_made_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user of the run folder may have replaced the file meanwhile."""
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\n[ $# = 1 ] && cat > {tmp_path}/got && echo '7;cluster'\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "slurm.sh").write_text("#!/bin/sh\nrm -r everything\n")
+    assert slurm.submit("#!/bin/bash\necho ü\n", tmp_path / "slurm.sh") == "7"
+    assert (tmp_path / "got").read_text() == "#!/bin/bash\necho ü\n"
 
 
 def test_an_allocation_is_recognised() -> None:
