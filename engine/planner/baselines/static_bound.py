@@ -23,6 +23,7 @@ from engine.planner.plan.rows import grouped
 from engine.planner.plan.schedule import call_start, chunk_start
 from engine.planner.ratios import needs_offload
 from engine.planner.settings import PlanSettings
+from engine.planner.time.durations import with_gathers
 from engine.units import PPM, Bools, Floats, Ints
 
 
@@ -58,11 +59,9 @@ def static_bound(lengths: Ints, settings: PlanSettings) -> float:
     costs = settings.costs
     if settings.mode == "free":
         ends = by_place.sum(axis=(0, 2))
-    elif settings.mode == "lockstep":  # as `by_slot` of planner/time/durations.py
-        longest, gathers = by_place.max(axis=1), np.array(costs.gathers, dtype=np.float64)[:, None]
-        exposed = 1.0 - costs.rates.overlap
-        slots = np.maximum(longest, gathers) + exposed * np.minimum(longest, gathers)
-        ends = slots.sum() + costs.slot * longest.shape[1]
+    elif settings.mode == "lockstep":
+        slots = with_gathers(by_place.max(axis=1), costs)
+        ends = slots.sum() + costs.slot * slots.shape[1]
     else:
         order = one_f_one_b(int(count.max()), settings.stages)
         ends = _pipelines(by_place, count, order, costs.shares)

@@ -102,10 +102,15 @@ def by_slot(plan: StepPlan, gangs: Gangs, costs: Costs) -> tuple[Floats, Floats]
     forward, backward = np.zeros(slots), np.zeros(slots)
     np.maximum.at(forward, plan.slot, gangs.forward[plan.gang])
     np.maximum.at(backward, plan.slot, gangs.backward[plan.gang])
-    exposed = 1.0 - costs.rates.overlap
-    for times, gather in zip((forward, backward), costs.gathers, strict=True):
-        times[:] = np.maximum(times, gather) + exposed * np.minimum(times, gather)
-    return forward, backward
+    both = with_gathers(np.stack([forward, backward]), costs)
+    return both[0], both[1]
+
+
+def with_gathers(times: Floats, costs: Costs) -> Floats:
+    """Add ZeRO-3's gathers, as far as they do not hide, to the forward and backward times of slots, [2, slots]."""
+    gathers = np.array(costs.gathers, dtype=np.float64)[:, None]
+    found: Floats = np.maximum(times, gathers) + (1.0 - costs.rates.overlap) * np.minimum(times, gathers)
+    return found
 
 
 def crossing(plan: StepPlan, cluster: Cluster) -> Ints:
