@@ -36,7 +36,7 @@ def head(
     config_file: ConfigFile = None,
     run: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", readable=False, help="Run folder: show a step of this run, also while it goes on."),
+        typer.Option(metavar="RUN", readable=False, help="Run folder: show a step of this run, also while it runs."),
     ] = None,
     step: Annotated[
         int | None,

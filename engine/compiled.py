@@ -4,8 +4,8 @@ numba caches the machine code of a function next to its source file and recompil
 when a function that it calls changes in another file. After an update some ranks would plan with old formulas. So the
 cache folder is named by a digest of all sources that compiled code depends on: a new version gets a new folder.
 
-numba unpickles what it finds in its cache, so whoever writes there runs code as this user. A folder below a shared one
-is used only if it is this user's own, and no other can take its place (`files.is_own`).
+numba unpickles what it finds in its cache, so a user who can write there can run code as this one. A folder below a
+shared one is used only if it is this user's own, and no other can take its place (`files.is_own`).
 """
 
 from __future__ import annotations

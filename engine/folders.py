@@ -41,7 +41,7 @@ _TRIES = 100  # a process that removes drafts may take a new one, before it is l
 
 
 def random_name() -> str:
-    """Return 16 hex digits that nobody can guess: the end of a draft's name."""
+    """Return 16 hex digits that no one can guess: the end of a draft's name."""
     return secrets.token_hex(8)
 
 
@@ -56,16 +56,16 @@ def names(handle: int) -> list[str]:
 
 
 @contextmanager
-def opened(folder: Path, make: bool = False, named: bool = True) -> Iterator[int]:
+def opened(folder: Path, make: bool = False, follow_links: bool = True) -> Iterator[int]:
     """Open a folder and yield its descriptor; `make` creates it and its parents.
 
-    A link in its place is followed if the user has `named` the folder; else only if this user or root made it. An
+    A link in its place is followed; without `follow_links`, only if this user or root made it. An
     OSError inside the context names real paths. Raises OSError (ELOOP for a link of another user).
     """
     if make:
         folder.mkdir(parents=True, exist_ok=True)
     place = folder
-    if not named:
+    if not follow_links:
         found = os.open(folder, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if stat.S_ISLNK(os.fstat(found).st_mode):
@@ -74,7 +74,7 @@ def opened(folder: Path, make: bool = False, named: bool = True) -> Iterator[int
                 place = folder.parent / os.readlink("", dir_fd=found)
         finally:
             os.close(found)
-    handle = os.open(place, _FOLDER | (0 if named or place != folder else os.O_NOFOLLOW))
+    handle = os.open(place, _FOLDER | (0 if follow_links or place != folder else os.O_NOFOLLOW))
     with _closing(handle):
         yield handle
 
@@ -261,7 +261,7 @@ class Draft:
 
 
 def _is_private(folder: int, mark: int) -> bool:
-    """Return whether the user who made the file `mark` has made its folder too, and nobody else may enter it.
+    """Return whether the user who made the file `mark` has made its folder too, and no other user may enter it.
 
     File systems without permissions, or that map users, are no exception: there both have the same wrong ones.
     """
@@ -357,7 +357,7 @@ def remove_folder(folder: Path) -> None:
 
     A link in its place is removed instead. Raises OSError.
     """
-    with opened(folder.parent, named=False) as parent:
+    with opened(folder.parent, follow_links=False) as parent:
         remove_drafts(parent, folder.name)
         draft = Draft.new(parent, folder.name, "removing")
         try:
@@ -377,7 +377,7 @@ def remove_ruins(*parents: Path) -> None:
     What a process still has open on NFS stays until the next call.
     """
     for parent in parents:
-        with suppress(FileNotFoundError), opened(parent, named=False) as handle:
+        with suppress(FileNotFoundError), opened(parent, follow_links=False) as handle:
             remove_drafts(handle)
 
 
@@ -403,7 +403,7 @@ def remove_drafts(parent: int, name: str | None = None) -> bool:
 
 
 def _remove_draft(parent: int, entry: str, outer: int) -> bool:
-    """Remove an open draft if it is ours and nobody writes it. Returns whether a process does."""
+    """Remove an open draft if it is ours and no process writes it. Returns whether a process does."""
     try:
         mark = os.open(MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=outer)
     except OSError as error:

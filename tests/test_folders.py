@@ -198,10 +198,10 @@ def test_links_of_this_user_are_followed_and_those_of_others_are_not(tmp_path: P
     """Users move `checkpoints` to another disk, and put a link in its place."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "checkpoints").symlink_to("disk")
-    with opened(tmp_path / "checkpoints", named=False) as handle:
+    with opened(tmp_path / "checkpoints", follow_links=False) as handle:
         assert os.path.samestat(os.fstat(handle), (tmp_path / "disk").stat())
     os.lchown(tmp_path / "checkpoints", 40002, 40002)
-    with pytest.raises(OSError, match="another user has made"), opened(tmp_path / "checkpoints", named=False):
+    with pytest.raises(OSError, match="another user has made"), opened(tmp_path / "checkpoints", follow_links=False):
         pass
     with opened(tmp_path / "checkpoints"):
         pass

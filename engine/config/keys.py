@@ -57,7 +57,7 @@ def in_shell(override: str) -> str:
     """Quote an override that a shell would split or would take quotes from: 'data.mix={web: 3, code: 1}'."""
     if not re.search(r"""[\s'"{}()\\$]""", override):
         return override
-    # shlex writes a single quote as '"'"', which nobody reads.
+    # shlex writes a single quote as '"'"', which no one reads.
     return f'"{override}"' if "'" in override and not re.search(r'["\\$`!]', override) else shlex.quote(override)
 
 

@@ -1,6 +1,6 @@
 """What the user names: documents, lengths, or both, on the command line or in a recipe of their own.
 
-Packaged recipes for large models choose a mix of synthetic lengths (`lengths=github`), because nobody has their
+Packaged recipes for large models choose a mix of synthetic lengths (`lengths=github`), because no one has their
 documents. Who names documents wants these to be planned, so naming them chooses `lengths=data`.
 """
 

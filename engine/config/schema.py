@@ -51,11 +51,13 @@ class Run(Section):
         description="URL of a folder to which finished checkpoints are copied, such as s3://bucket/run; null for none"
     )
     restarts: int = Field(
-        ge=0, le=1000, description="how often a run whose ranks fail or hang goes on from its last checkpoint by itself"
+        ge=0,
+        le=1000,
+        description="how often a run whose ranks fail or hang restarts from its last checkpoint by itself",
     )
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
         examples=["[tensorboard,wandb]"],
-        description="trackers that get the metrics of each step: tensorboard, wandb, mlflow; training goes on if one "
+        description="trackers that get the metrics of each step: tensorboard, wandb, mlflow; training continues if one "
         "fails",
     )
     on_nan: Literal["stop", "skip"] = Field(

@@ -20,7 +20,7 @@ class Branch:
     """The ranks and child agents of a node, and its parent. It is readable, for a selector, when `work` has work.
 
     It never waits for another end: what one does not take is kept until it does. So a rank that is stopped delays
-    nobody but those who need its values, and no two agents can wait for each other to read.
+    only those who need its values, and no two agents can wait for each other to read.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Branch:
         self._selector.close()
 
     def _admit(self) -> None:
-        """Add the child agents that have connected. When all have, nobody else may."""
+        """Add the child agents that have connected. When all have, no other may."""
         assert self._listener is not None
         for link in self._listener.links():
             self._join(link)

@@ -1,4 +1,4 @@
-"""Where a rank is in its step. The agent passes it on to the launcher, which notices when no rank gets on."""
+"""Where a rank is in its step. The agent passes it on to the launcher, which detects when no rank makes progress."""
 
 from __future__ import annotations
 

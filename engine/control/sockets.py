@@ -69,7 +69,7 @@ class Listener:
         return found
 
     def close(self) -> None:
-        """Accept no more connections, and close the links that nobody has taken."""
+        """Accept no more connections, and close the links that no caller has taken."""
         with self._changing:
             if self._closed:
                 return

@@ -174,7 +174,7 @@ def together(
     carried = part + before / degree
     fixed = rates.round + rates.ring * count + rates.merge * part * team
     first = fixed if team > 1 or before > 0.0 else 0.0
-    if rates.rounds_per_call > 1:  # a call's fixed times, in the mean over all rounds
+    if rates.rounds_per_call > 1:  # a call's fixed times, on average over all rounds
         fixed = (first + fixed * (calls(turns, rates.rounds_per_call) - 1.0)) / turns
         first = fixed
     kv, dkv = rates.latency + slowdown * rates.kv * carried, rates.latency + slowdown * rates.dkv * carried

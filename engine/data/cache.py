@@ -142,7 +142,10 @@ def remove_part(cache: int, part: str) -> None:
 
     Raises BlockingIOError if another process is writing it, OSError if it cannot be removed.
     """
-    with entered(cache, part[:2]) as folder, locked_part(folder, part):  # nobody writes these files; they may be read
+    with (
+        entered(cache, part[:2]) as folder,
+        locked_part(folder, part),
+    ):  # no process writes these files; they may be read
         for ending in ENDINGS:  # the index first, which says that all is there
             (inside(folder) / f"{part}{ending}").unlink(missing_ok=True)
         remove_drafts(folder, part)

@@ -60,7 +60,7 @@ class History:
 
     @classmethod
     def of(cls, root: Path) -> History:
-        """Open a run, which may be going on. Raises ConfigError if there is none."""
+        """Open a run, which may be running. Raises ConfigError if there is none."""
         folder = RunFolder(root)
         for path in (folder.resolved, folder.blocks):
             if not path.exists():

@@ -57,7 +57,7 @@ STEPS = 1000  # of a file
 LIMIT = 8 << 30  # bytes of all files but the last one
 _KINDS = {"documents": ROW, "ranks": SHARD, "hashes": HASHES}
 _PLACE = ["source", "block", "document"]
-_RESTORE = "restore it from a copy; without one, training goes on, but these steps cannot be traced"
+_RESTORE = "restore it from a copy; without one, training continues, but these steps cannot be traced"
 Rows = NDArray[np.void]
 
 

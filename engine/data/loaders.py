@@ -50,7 +50,7 @@ class Work(NamedTuple):
 class Loaders:
     """Keeps processes busy with blocks to pack. One that dies, or that a signal has stopped, is replaced.
 
-    They end with this process, however it ends. If no process can be started, nobody waits for loaders.
+    They end with this process, however it ends. If no process can be started, nothing waits for loaders.
     """
 
     def __init__(self, count: int, spool: int) -> None:
@@ -134,7 +134,7 @@ class Loaders:
         try:
             while not self._closed:
                 self._look()
-        finally:  # if it fails, for example because no process can be started, nobody waits for ever
+        finally:  # if it fails, for example because no process can be started, nothing waits for ever
             with self._changed:
                 self._closed = True
                 self._changed.notify_all()

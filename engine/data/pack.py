@@ -157,7 +157,7 @@ def pack(
         say(line)
     parts = parts_path(prefix)
     try:
-        with opened(parts, make=True, named=False) as folder, files.locked(inside(folder) / files.LOCK):
+        with opened(parts, make=True, follow_links=False) as folder, files.locked(inside(folder) / files.LOCK):
             pack_blocks(tokens, parts, blocks, workers, progress)
             written = [part_path(tokens, parts, block) for block in blocks]
             with drafting(prefix, folder) as draft:
@@ -167,7 +167,7 @@ def pack(
                     move_into_place(draft.path, prefix, JOINED_ENDINGS)
             remove_parts(folder)
             (inside(folder) / files.LOCK).unlink()
-        with suppress(OSError):  # somebody has put other files there
+        with suppress(OSError):  # it has other files
             parts.rmdir()
     except BlockingIOError as error:
         message, hint = "another process is packing these documents", "wait until it ends"

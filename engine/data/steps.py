@@ -154,7 +154,7 @@ class Steps:
         return self._cut(parts), Cursor(cursor.step + 1, cursor.tokens + tokens, places, mixer.state)
 
     def ended(self, cursor: Cursor) -> str | None:
-        """Say why there is no step at a cursor and how to go on; None if there is one.
+        """Say why there is no step at a cursor and how to continue; None if there is one.
 
         A run ends when a source has been used up and `data.exhausted` is `stop`, or when all sources that have a weight
         at the step have been dropped, whatever later segments of `data.mix` have.
@@ -179,7 +179,7 @@ class Steps:
         start = f"{self._segments[present].unit.removesuffix('s')} {self._segments[present].start}"
         return (
             f"{what}, and the segment of data.mix from {start} on has no other source; "
-            f"give {', '.join(dict.fromkeys(others))} a weight there to go on, or set {again}"
+            f"give {', '.join(dict.fromkeys(others))} a weight there to continue, or set {again}"
         )
 
     def validation(self) -> dict[str, SequenceTable]:

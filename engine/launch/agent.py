@@ -19,7 +19,7 @@ carry to other hosts:
     |                                            | -- alive: every 5 s ---------------------> |
     | -- alive: each second -------------------> |
     | -- stop ---------------------------------> | -- stop: save and end -------------------> |
-    | -- stacks, if no rank gets on -----------> | -- a signal: write stacks to the log ----> |
+    | -- stacks, if none makes progress -------> | -- a signal: write stacks to the log ----> |
     | <- ended: rank, code, cause -------------- |
     | -- kill ---------------------------------> | -- SIGKILL ------------------------------> |
 ```
@@ -29,7 +29,7 @@ them. The agents of all nodes are a tree, in which
 they combine values of ranks and pass on their questions (engine/control/branch.py); an agent connects to its parent
 over TCP. Imports no torch.
 
-An agent that somebody else has started (engine/launch/join.py) says `hello` when the launcher says `again`, before each
+An agent that a scheduler has started (engine/launch/join.py) says `hello` when the launcher says `again`, before each
 start. It passes on that its scheduler asks it to stop (`asked`), and ends when the launcher says `end`.
 """
 
@@ -262,7 +262,7 @@ class Agent:
         need = Need(len(job["ranks"]), world, 1 if job.get("tree") is None else 2, bool(job.get("gpus")))
         problem = unready(need, environment)
         name = job["peer"] and interface_towards(job["peer"])
-        if name is None and job.get("tree") is None:  # the only node: nobody outside needs to reach its ranks
+        if name is None and job.get("tree") is None:  # the only node: no other host needs to reach its ranks
             name = loopback_interface()
         if name:
             environment.setdefault("GLOO_SOCKET_IFNAME", name)
@@ -357,7 +357,7 @@ class Agent:
                 if rank.link.writable():  # one that is stopped reads nothing
                     with suppress(OSError):  # it has just ended
                         rank.link.send(alive=True)
-        # A launcher that is stopped reads nothing: then ranks go on, and the agent must not wait for it.
+        # A launcher that is stopped reads nothing: then ranks keep running, and the agent must not wait for it.
         if now - self._beaten >= BEAT_S and self._launcher.writable():
             self._beaten = now
             self._launcher.send(beats={number: rank.beat(now) for number, rank in self._ranks.items()})

@@ -47,7 +47,7 @@ def check_launch(config: Config, cluster: Cluster, launcher: str | None) -> None
 def not_launchable(config: Config, cluster: Cluster, joins: bool = False) -> list[Problem]:
     """Return the problems that stop a launch but not a dry run: nodes without a hostfile.
 
-    With `joins`, nodes need no hostfile: somebody else has started a process on each.
+    With `joins`, nodes need no hostfile: a scheduler has started a process on each.
     """
     problems = []
     if config.cluster.hostfile is None and len(cluster.nodes) > 1 and not joins:
@@ -65,7 +65,7 @@ def same_host(cluster: Cluster, resolve: bool) -> Problem | None:
     here = {address for _, name in socket.if_nameindex() for address in addresses_of(name)}
 
     def resolved(host: str) -> set[str]:
-        with suppress(OSError, UnicodeError):  # nobody knows the name, which ssh will report
+        with suppress(OSError, UnicodeError):  # the name is not known, which ssh will report
             return {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
         return set()
 

@@ -57,7 +57,7 @@ class _Copier(threading.Thread):
                     abandoned = True
                 while missing := self._missing():
                     self._copy(missing[0])
-            except Exception as error:  # libraries of fsspec raise errors of many types; training must go on
+            except Exception as error:  # libraries of fsspec raise errors of many types; training must continue
                 if not self._failed or last:
                     more = "" if last else "; trying again"
                     reason = " ".join(f"{type(error).__name__}: {error}".split())

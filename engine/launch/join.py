@@ -1,4 +1,4 @@
-"""Launches whose processes somebody else has started: srun, torchrun, Kubernetes. The first one is the launcher.
+"""Launches whose processes a scheduler has started: srun, torchrun, Kubernetes. The first one is the launcher.
 
 ```
  node 0                                          node 1
@@ -67,7 +67,7 @@ class Joins:
     answer_s = _JOIN_S
 
     def __init__(self, joined: Joined, folder: RunFolder, environment: Mapping[str, str]) -> None:
-        """Nobody can join before it is entered. Raises PreflightError if the environment names no usable interface."""
+        """No process can join before it is entered. Raises PreflightError if the named interface cannot be used."""
         self.joined, self._folder = joined, folder
         self.address = own_address(environment) if joined.nodes > 1 else "127.0.0.1"
         self._here = Starts()
@@ -152,7 +152,7 @@ class Joins:
         return found
 
     def lost(self, node: int, answered: bool, silent_s: float | None) -> Loss:
-        """Say why an agent is gone. Nobody here can start it again."""
+        """Say why an agent is gone. This launcher cannot start it again."""
         if node == 0:
             return self._here.lost(0, answered, silent_s)
         agent = self._agents.pop(node)

@@ -25,7 +25,7 @@ NODES, JOB = "BYTESCALE_NODES", "BYTESCALE_JOB"  # set by the manifest (engine/l
 
 @dataclass(frozen=True)
 class Joined:
-    """The place of this process among those that somebody else has started."""
+    """The place of this process among those that a scheduler has started."""
 
     by: str
     job: str  # differs between two launches, except that MASTER_ADDR and MASTER_PORT may be the same again
@@ -69,7 +69,7 @@ class Joined:
 def joined(environment: Mapping[str, str], terminal: bool = False) -> Joined | None:
     """Return the place of this process; None if the variables say nothing about others.
 
-    `terminal` says whether the process reads from a terminal: `srun --pty` starts a shell in which somebody types, on
+    `terminal` says whether the process reads from a terminal: `srun --pty` starts a shell in which a user types, on
     the first of its nodes only. Its variables reach another srun, too, which the user starts there.
 
     Raises ConfigError if a variable is no number, or if the nodes have different numbers of processes.

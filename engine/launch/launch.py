@@ -22,7 +22,7 @@ class Launch:
 
     config: Config
     say: Say
-    joins: Joins | None = None  # if somebody else has started the processes of the other nodes
+    joins: Joins | None = None  # if a scheduler has started the processes of the other nodes
 
     @cached_property
     def cluster(self) -> Cluster:

@@ -76,7 +76,7 @@ class Launcher(Protocol):
 
     @property
     def restarts(self) -> bool:
-        """Whether `start` can be called once more. Not if a node is gone that only somebody else can start again."""
+        """Whether `start` can be called once more. Not if a node is gone that only a scheduler can start again."""
 
 
 @dataclass
@@ -182,7 +182,7 @@ class Starts:
 
 
 def how_to_resume(folder: RunFolder) -> str:
-    """Return the hint for a run that can go on."""
+    """Return the hint for a run that can continue."""
     if saved := newest_first(folder.checkpoints):
         command = f"bytescale train --resume {shlex.quote(str(folder.root))}"
         return f"`{command}` resumes; the last checkpoint is of step {step_of(saved[0])}"

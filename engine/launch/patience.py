@@ -92,7 +92,7 @@ class Patience:
             known.pop(rank, None)
 
     def hang(self) -> Hang | None:
-        """Return the hang, if ranks do not get on any more. Ranks of which none reports its place cannot be judged."""
+        """Return the hang, if ranks make no progress. Ranks of which none reports its place cannot be judged."""
         silent = self._now() - self._moved
         if not self._reported or not self._places or silent < self.limit():
             return None
@@ -108,7 +108,7 @@ class Patience:
         return Hang(behind, message + self._awaited())
 
     def limit(self) -> float:
-        """Return for how many seconds no rank may get on."""
+        """Return for how many seconds no rank may make progress."""
         least = _STARTING_S if len(self._steps) < _FEWEST else _LEAST_S
         waits = [_WAITING_S.get(phase, 0.0) for _, phase, _ in self._places.values()]
         return max(least, _TIMES * max(self._step_s()), *waits)

@@ -205,7 +205,7 @@ def _changed_documents(folder: RunFolder, corpora: Corpora, cursor: Cursor) -> s
     ledger = Ledger(folder.ledger)
     if damaged := ledger.damaged(cursor.step):
         message = f"warning: the ledger is damaged: {'; '.join(damaged)}"
-        return f"{message}; the run goes on, but these steps cannot be traced or compared"
+        return f"{message}; the run continues, but these steps cannot be traced or compared"
     names, rows = ledger.sources, ledger.documents(cursor.step)
     numbers = {corpus.name: number for number, corpus in enumerate(corpora.sources)}
     packed = None if corpora.are_few else set(corpora.steps.upcoming(cursor, 0))
@@ -220,7 +220,7 @@ def _changed_documents(folder: RunFolder, corpora: Corpora, cursor: Cursor) -> s
     if not changed:
         return None
     message = f"warning: {len(changed):,} of {counted(compared, 'document')} of step {cursor.step} have changed since"
-    return f"{message}, for example {changed[0]}; the run goes on with the documents as they are now"
+    return f"{message}, for example {changed[0]}; the run continues with the documents as they are now"
 
 
 def _new_schedule(checkpoint: Path, step: int, config: Config) -> str | None:
@@ -330,7 +330,7 @@ def go_back(folder: RunFolder, step: int, say: Say) -> None:
 
     Ranks begin to write a checkpoint without looking for the ruin of an earlier write (checkpoints.py).
     Without a step, nothing depends on the documents that were read before, and the user may have repaired some. So the
-    ledger and the list of documents that were left out begin again. The metrics are renamed: somebody may have removed
+    ledger and the list of documents that were left out begin again. The metrics are renamed: a user may have removed
     the checkpoints of a long run.
     """
     if step == 0:

@@ -35,7 +35,7 @@ def unready(need: Need, variables: Mapping[str, str]) -> Problem | None:
     """Return why no rank with these variables can run on this host; None if nothing is in the way."""
     used = [name for name, uses in ((GLOO, not need.gpus or need.nodes > 1), (NCCL, need.gpus)) if uses]
     named = interface_problem({name: variables[name] for name in used if name in variables})
-    if named or need.world == 1:  # a single rank connects to nobody
+    if named or need.world == 1:  # a single rank connects to no other
         return named or _limit_problem(need)
     if need.nodes == 1 and (problem := loopback_problem()):
         return problem

@@ -1,4 +1,4 @@
-"""Decides whether a run whose ranks have failed goes on from its last checkpoint."""
+"""Decides whether a run whose ranks have failed restarts from its last checkpoint."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def train(
     """Train the model of a recipe, or show what training would do; return what the command prints as JSON.
 
     `resume` is `auto`, `never`, or the path or URL of a checkpoint or of a run's checkpoints. `launcher` is `local`,
-    `hostfile`, or None if the user chose none; with `joins`, somebody else has started the processes of the other
+    `hostfile`, or None if the user chose none; with `joins`, a scheduler has started the processes of the other
     nodes. `say` gets messages, and `on_step` the metrics of each step. Raises BytescaleError: for a mistake, before
     anything is written, or with the cause of the first rank that failed.
     """
@@ -67,7 +67,7 @@ def train(
             if joins:
                 joins.publish()
                 if joins.joined.restarted and resume != "auto" and newest_first(folder.checkpoints):
-                    say(f"this is a restart of the job: it goes on with {folder.root}, not with --resume {resume}")
+                    say(f"this is a restart of the job: it continues with {folder.root}, not with --resume {resume}")
                     resume = "auto"
         resume = prepare.fetched(launch, remote, resume, dry_run)
         start = prepare.plan_start(launch, resume, PLANNED if dry_run else 1, hashes=dry_run)

@@ -76,7 +76,7 @@ def script(config: Config, folder: RunFolder, words: Sequence[str]) -> str:
             command,
             "code=$?",
             'case "$code:$(scontrol --oneliner show job "$SLURM_JOB_ID")" in',
-            f"{int(ExitCode.PREEMPTED)}:*JobState=RUNNING*)  # saved a checkpoint, and nobody has cancelled the job",
+            f"{int(ExitCode.PREEMPTED)}:*JobState=RUNNING*)  # saved a checkpoint, and the job was not cancelled",
             '    scontrol requeue "$SLURM_JOB_ID" ;;',
             "esac",
             'exit "$code"',

@@ -5,7 +5,7 @@ their experts, and the results return:
 
 ```
  forward    tokens -> router -> rows, sorted by expert -> all-to-all -> own experts -> all-to-all -> sums by token
- backward   the same in reverse; rows and numbers of rows are exchanged anew
+ backward   the same in reverse; rows and numbers of rows are exchanged again
 ```
 So all ranks of a group must run the same layers at the same time. This holds in lockstep mode, where each slot has a
 micro-batch of every rank, if only an idle one. In free mode ranks have different numbers of micro-batches, and a group

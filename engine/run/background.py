@@ -1,4 +1,4 @@
-"""Writes checkpoints in a background thread, one at a time, while training goes on."""
+"""Writes checkpoints in a background thread, one at a time, while training continues."""
 
 from __future__ import annotations
 

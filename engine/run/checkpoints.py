@@ -69,7 +69,7 @@ def _shared_draft(checkpoints: Path, name: str, token: str, files: Iterable[str]
     """
     draft: Draft | None = None
     try:
-        with opened(checkpoints, make=True, named=False) as parent:
+        with opened(checkpoints, make=True, follow_links=False) as parent:
             draft = Draft.shared(parent, name, token)
             yield draft
     except (OSError, RuntimeError) as error:
@@ -179,7 +179,7 @@ class Retention:
 def prune(written: Path, keep: Retention, losses: Mapping[int, float]) -> None:
     """Remove checkpoints that `keep` does not keep; the one just `written` counts as the newest.
 
-    Training goes on if one cannot be removed now, for example because another process reads it on NFS: the next start
+    Training continues if one cannot be removed now, for example because another process reads it on NFS: the next start
     removes it.
     """
     others = [folder for folder in newest_first(written.parent) if folder != written]

@@ -33,7 +33,7 @@ _SAME_RUN = (
 
 
 def same_run(key: str, has_checkpoint: bool) -> bool:
-    """Return whether a run goes on in its own folder when the value of `key` changes.
+    """Return whether a run continues in its own folder when the value of `key` changes.
 
     With a checkpoint this includes keys of the data: the documents are compared by their fingerprint later.
     """

@@ -94,7 +94,7 @@ class Remote:
         manifest = self._path(name, MANIFEST)
         if self._system.exists(manifest) and self._system.cat_file(manifest) == content:
             return
-        with opened(folder, named=False) as here, self._target(name) as target:
+        with opened(folder, follow_links=False) as here, self._target(name) as target:
             for file in read_manifest(folder).files:
                 place = f"{target}/{file}"
                 self._system.makedirs(place.rpartition("/")[0], exist_ok=True)
@@ -125,7 +125,7 @@ class Remote:
         """
         content, final = self._system.cat_file(self._path(name, MANIFEST)), checkpoints / name
         with (
-            opened(checkpoints, make=True, named=False) as parent,
+            opened(checkpoints, make=True, follow_links=False) as parent,
             drafting(final, parent) as draft,
             self._named(name),
         ):

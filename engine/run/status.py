@@ -1,4 +1,4 @@
-"""What run folders say about their runs: how far they are, whether they are going on, and how they differ."""
+"""What run folders say about their runs: how far they are, whether they are running, and how they differ."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def facts(plan: StepPlan, settings: PlanSettings) -> Facts:
     tokens = int(plan.lengths.sum())
     micros = loads.micro_tokens(plan)
     stages = [(stage.layers, int(stage.resident_here(micros, plan.offload).sum())) for stage in settings.costs.stages]
-    # Tokens whose activations are not offloaded, in the mean over layers.
+    # Tokens whose activations are not offloaded, on average over layers.
     stay = sum(layers * held for layers, held in stages) / sum(layers for layers, _ in stages)
     return {
         "planner": plan.planner,

@@ -115,7 +115,7 @@ def _copy_tokenizer(tokenizer: str, others: list[str], draft: Path, say: Callabl
     on another machine.
     """
     try:
-        # The run may be somebody else's, and its config name any file of this user.
+        # The run may be another user's, and its config name any file of this user.
         path = tokenizer_file(tokenizer)
         if path is not None and path.is_file():
             recognise(path, read_bytes(path, LARGE))

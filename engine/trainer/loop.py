@@ -223,7 +223,7 @@ class Trainer:
     def save(self) -> None:
         """Begin to write a checkpoint of the last finished step, and to remove old ones. All ranks must call it.
 
-        Training goes on while the states are written from a copy in host memory. It waits until an earlier checkpoint
+        Training continues while the states are written from a copy in host memory. It waits until an earlier checkpoint
         is written; without memory for a copy on some rank, also for this one.
         """
         progress.report("save")

@@ -106,7 +106,7 @@ def run_rank(folder: RunFolder, work: Callable[[Callable[[], bool], Control], in
 
     control = Control(rank, Link.to_agent(), ask)
     progress.report_to(control.agent)
-    faulthandler.register(signal.SIGUSR2)  # the agent sends it if no rank gets on: stacks go to the log
+    faulthandler.register(signal.SIGUSR2)  # the agent sends it if no rank makes progress: stacks go to the log
     for number in (signal.SIGTERM, signal.SIGUSR1):  # schedulers may send them to all processes of a job
         signal.signal(number, lambda *_: ask())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C

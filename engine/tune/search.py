@@ -107,7 +107,7 @@ class Trial:
         return devices / float(self.facts["tokens_per_s"])
 
     def parts(self) -> dict[str, float]:
-        """Seconds of the step by what a rank does, in the mean over ranks."""
+        """Seconds of the step by what a rank does, on average over ranks."""
         compute, exposed = float(self.facts["compute_s"]), float(self.facts["exposed_comm_s"])
         idle = float(self.facts["bubble"]) * self.step_s
         update = max(0.0, self.step_s - compute - exposed - idle)

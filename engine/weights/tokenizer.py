@@ -76,7 +76,7 @@ def _encoded(source: schema.Data, found: list[Path], folder: Path) -> bool:
     """Return whether `data.tokenizer` made, or makes, the tokens of a source, so that it must be compared.
 
     False for a token file of one of the tokenizers that were `found` with the weights, and for one of another tool if
-    nobody has named its tokenizer. Raises ConfigError if a token file has a tokenizer that is not known.
+    its tokenizer is not set. Raises ConfigError if a token file has a tokenizer that is not known.
     """
     if source.format != "tokens":
         return True

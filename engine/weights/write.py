@@ -91,7 +91,7 @@ def write_weights(draft: Path, config: Mapping[str, Any], entries: Sequence[Entr
             save_file({entry.name: entry.read() for entry in shard}, draft / file, metadata={"format": "pt"})
         except SafetensorError as error:  # safetensors hides the OSError
             raise StorageError(f"cannot write {file}: {error}", key="--out", hint="free some space") from error
-        # safetensors makes files readable by the owner only. Nobody else can reach the draft and put a link there.
+        # safetensors makes files readable by the owner only. No other user can reach the draft and put a link there.
         (draft / file).chmod(draft.stat().st_mode & 0o666)
     if count > 1:
         weight_map = {entry.name: file for file, shard in zip(files, shards, strict=True) for entry in shard}

@@ -137,7 +137,7 @@ class ZeroEngine:
         """Load the states that `save` wrote into `folder`, with any mesh, in any ZeRO stage.
 
         All ranks must call it, before the first step. Learning rates, weight decay and the like stay those of this
-        engine's config. DeepSpeed's own loader is not used: it unpickles any class, so a checkpoint of somebody else
+        engine's config. DeepSpeed's own loader is not used: it unpickles any class, so a checkpoint of another user
         could run code.
         """
         load_resharded(self._engine, SavedStates(folder), self._config.zero.stage, self._axes)

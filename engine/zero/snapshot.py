@@ -1,4 +1,4 @@
-"""Copies the states that DeepSpeed saves to host memory, so that they can be written while training goes on."""
+"""Copies the states that DeepSpeed saves to host memory, so that they can be written while training continues."""
 
 from __future__ import annotations
 

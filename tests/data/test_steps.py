@@ -411,7 +411,7 @@ def test_a_segment_whose_sources_were_dropped_ends_the_run(unit: str, linear: bo
     start = "step 2" if unit == "step" else "token 80"
     assert steps.ended(cursor) == (
         f"all documents of a, b were used, and the segment of data.mix from {start} on has no other source; give c a "
-        "weight there to go on, or set data.sources.a.exhausted=repeat data.sources.b.exhausted=repeat"
+        "weight there to continue, or set data.sources.a.exhausted=repeat data.sources.b.exhausted=repeat"
     )
     weighted = [mix[0], Segment(weights={"a": 1, "b": 1, "c": 1}, **middle), mix[2]]  # type: ignore[arg-type]
     for changed in (

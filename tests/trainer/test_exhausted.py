@@ -52,7 +52,7 @@ def test_a_segment_without_documents_ends_the_run_and_what_it_says_goes_on(
     assert read(checkpoint).step == ended
     why = (
         "all documents of web were used, and the segment of data.mix from step 0 on has no other source; give code a "
-        "weight there to go on, or set data.exhausted=repeat"
+        "weight there to continue, or set data.exhausted=repeat"
     )
     assert f"{run}: the run ended after step {ended} of run.steps=20: {why}" in said
 

@@ -107,7 +107,7 @@ def best_candidate(workload: Workload) -> Candidate:
 def rules_of(workload: Workload) -> tuple[Rule, ...]:
     """Select the rules of ring placement to try for a step, in the order in which they are tried."""
     lengths, ranks = workload.lengths, workload.ranks
-    few_unsplit, later = _asks(workload.rates, lengths, workload.times, workload.bound, ranks)
+    few_unsplit, later = _preferences(workload.rates, lengths, workload.times, workload.bound, ranks)
     rules: tuple[Rule, ...] = _EVEN[::-1] if few_unsplit else _EVEN
     if later:
         rules = (*rules, _LATER)
@@ -119,7 +119,7 @@ def rules_of(workload: Workload) -> tuple[Rule, ...]:
 
 
 @njit
-def _asks(rates: Rates, lengths: Ints, times: Floats, bound: float, ranks: Ranks) -> tuple[bool, bool]:
+def _preferences(rates: Rates, lengths: Ints, times: Floats, bound: float, ranks: Ranks) -> tuple[bool, bool]:
     """Return whether few sequences are unsplit, and whether _LATER is tried."""
     least, slow, most = ranks.holds.min(), ranks.slow.min(), 0
     for rank in range(len(ranks.slow)):

@@ -31,7 +31,7 @@ TARGETS: tuple[float, ...] = (np.inf, 0.25, 0.125, 0.09, 0.0625, 0.045, 0.03125)
 # The last slots, as many as stages, have the shortest sequences. If they are cut into shorter slots than the others,
 # stages wait less while the pipeline fills and drains. Lengths that are tried, as fractions of the others.
 _SHORT_ENDS = (1.0, 0.25)
-_SEARCHED = 20  # candidates whose order is searched. With 5 steps are .5 % longer in the mean, with 60 not shorter
+_SEARCHED = 20  # candidates whose order is searched. With 5 steps are .5 % longer on average, with 60 not shorter
 
 
 def pipeline_plan(lengths: Ints, settings: PlanSettings) -> StepPlan:

@@ -28,7 +28,7 @@ from engine.planner.settings import PlanSettings
 from engine.planner.time.bound import ring_time
 from engine.units import Floats, Ints
 
-_LEAST = 64  # tokens of a slice on each rank, in the mean: with fewer, rounds cost more than they compute
+_LEAST = 64  # tokens of a slice on each rank, on average: with fewer, rounds cost more than they compute
 _CLOSE = 0.1  # a sequence is cut only if it is longer than a slot by more than this fraction of the slot
 
 

@@ -18,7 +18,7 @@ from engine.units import Floats, Ints
 
 # Least fixed cost of a slot while slots are filled, as a fraction of a mean slot's time; keeps the number of slots low.
 _LEAST_CHARGE = 0.1
-_FEWER_SLOTS = 8.0  # factor on that cost for a candidate of fewer slots. Gain: 0.55 % in the mean, 18 % at most
+_FEWER_SLOTS = 8.0  # factor on that cost for a candidate of fewer slots. Gain: 0.55 % on average, 18 % at most
 _LARGE = 2**16  # from this many sequences on, only one candidate is built
 _MANY = 32  # a pipeline with more slots for each stage is not searched: 1F1B order is about as good
 _TOPS = (1.0, 0.5, 0.25, 0.125, 0.0625)  # for a pipeline: longest slots that are tried, as fractions of the lower bound
@@ -58,7 +58,7 @@ def slot_candidates(workload: Workload, settings: PlanSettings) -> list[Slots]:
     if len(holds) < _LARGE:
         found.append(_filled(workload, settings, with_offload, charge=_FEWER_SLOTS))
         if (with_offload > holds).any():
-            found.append(_filled(workload, settings, holds))  # gain: 0.16 % in the mean, 7 % at most
+            found.append(_filled(workload, settings, holds))  # gain: 0.16 % on average, 7 % at most
     return found
 
 
