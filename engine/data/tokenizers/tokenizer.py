@@ -82,14 +82,15 @@ class Tokenizer:
     def encode(self, text: str | bytes) -> Ids:
         """Return the ids of a text without BOS and EOS, [n].
 
-        Raises DataError, without the document's name, if the text is not UTF-8 (bytes alone accept anything), or if the
-        library would encode a part of it as a special token.
+        Raises DataError, without the document's name, if the text is not UTF-8 (bytes alone accept anything), if the
+        library would encode a part of it as a special token, or if it panics.
         """
-        return self.codec.encode(text)
+        with _panics():
+            return self.codec.encode(text)
 
     def document(self, text: str | bytes) -> Ids:
         """Return the ids of a document, [n]: BOS (if any), its text, EOS (if any). Raises the errors of `encode`."""
-        ids = self.codec.encode(text)
+        ids = self.encode(text)
         start = self.bos is not None
         document = np.empty(start + len(ids) + (self.eos is not None), dtype=np.int32)
         document[start : start + len(ids)] = ids
@@ -116,7 +117,8 @@ class Tokenizer:
         if self.chats is None:
             hint = "set data.tokenizer to a Hugging Face folder with tokenizer.json and a chat template"
             raise DataError(f"is a chat, but the tokenizer ({self.kind}) has no chat template", hint=hint)
-        return self.chats.encode(messages, tools, trained)
+        with _panics():
+            return self.chats.encode(messages, tools, trained)
 
     @property
     def end_of_turn(self) -> int | None:
@@ -161,6 +163,21 @@ def as_text(text: str | bytes) -> str:
         unit = "byte" if isinstance(error, UnicodeDecodeError) else "character"
         start = getattr(error, "start", 0)
         raise DataError(f"is not UTF-8 at {unit} {start}", hint="the byte tokenizer accepts any file") from error
+
+
+@contextmanager
+def _panics() -> Iterator[None]:
+    """Turn a panic of a library in Rust, which is no Exception, into a DataError.
+
+    Libraries panic if a regular expression of the tokenizer's file backtracks too often.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        hint = "leave the document out, or correct the regular expressions of the tokenizer's file"
+        raise DataError(f"cannot be encoded by the tokenizer's library: {str(error)[:200]}", hint=hint) from error
 
 
 @contextmanager

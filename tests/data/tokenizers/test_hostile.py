@@ -53,6 +53,23 @@ def test_a_template_that_does_not_end_well(name: str, tmp_path: Path, monkeypatc
     assert problem.hint
 
 
+@pytest.mark.parametrize("part", ["pre_tokenizer", "normalizer"])
+def test_an_expression_that_backtracks_without_end_refuses_the_document(part: str, tmp_path: Path) -> None:
+    """The library panics after 10 million steps. In Python a panic is no Exception, and would end the process."""
+    model = tokenizers.Tokenizer(models.BPE({character: number for number, character in enumerate("axyc ")}, []))
+    found = json.loads(model.to_str())
+    pattern = {"pattern": {"Regex": "(x+x+)+y"}}
+    of_part = {"behavior": "Isolated", "invert": False} if part == "pre_tokenizer" else {"content": "c"}
+    found[part] = {"type": "Split" if part == "pre_tokenizer" else "Replace"} | pattern | of_part
+    (tmp_path / "tokenizer.json").write_text(json.dumps(found))
+    tokenizer = open_tokenizer(str(tmp_path))
+    assert len(tokenizer.encode("xxxy c"))
+    for encode in (tokenizer.encode, tokenizer.document):
+        with pytest.raises(DataError, match="cannot be encoded") as caught:
+            encode("x" * 40 + "c")
+        assert "leave the document out" in str(caught.value.problems[0].hint)
+
+
 def replaced(pairs: list[tuple[dict[str, str], str]]) -> dict[str, Any]:
     steps = [{"type": "Replace", "pattern": pattern, "content": content} for pattern, content in pairs]
     return {"type": "Sequence", "normalizers": steps, "decoders": steps}
