@@ -19,7 +19,7 @@ from engine.config.sources import BUILT_IN, PATTERNS
 from engine.config.units import counted
 from engine.data.sources.compressed import SUFFIXES, unpacked
 from engine.data.sources.content import HEAD, check, is_json_array, is_json_lines, recognise
-from engine.data.sources.files import below, kind, matches, split_glob
+from engine.data.sources.files import below, kind, matches, reading, split_glob
 from engine.data.sources.folder import LINES, STDLIB
 from engine.data.sources.urls import is_url
 from engine.errors import ConfigError, DataError
@@ -131,6 +131,9 @@ def _tokens(prefix: str) -> Choice:
 
 def _of_file(path: str) -> Choice:
     """Choose the format of a single file. A text is a folder with one document."""
+    if not is_url(path):
+        with reading(path):  # refuses a named pipe, whose name says nothing
+            pass
     format = _format(path)
     if format == "jsonl":
         with unpacked(path) as file:

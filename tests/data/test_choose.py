@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,7 @@ def test_what_is_ambiguous_names_the_choices(files: Files, ways: list[str], make
         with_format([f"data.path=[{','.join(f'{root}/{name}' for name in files)}]"])
 
 
-def test_what_is_json_but_not_json_lines_is_refused_at_once(
+def test_what_no_format_reads_is_refused_at_once(
     make: Callable[[Files], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not after a line that calls it JSON lines."""
@@ -143,6 +144,10 @@ def test_what_is_json_but_not_json_lines_is_refused_at_once(
     assert run(["data", "lint", f"data.path={root}/alpaca.json"]) == 4
     error = capsys.readouterr().err
     assert error.startswith(f"error: {root}/alpaca.json: is a JSON array") and "alpaca.jsonl" in error
+    os.mkfifo(root / "pipe.jsonl")
+    assert run(["data", "lint", f"data.path={root}/pipe.jsonl"]) == 4
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {root}/pipe.jsonl: is a named pipe") and "copy" in error
 
 
 @pytest.mark.parametrize("command", ["profile-data", "plan recipe=quickstart", "data lint", "train recipe=quickstart"])
