@@ -71,10 +71,10 @@ def preferred(row: Mapping[str, Any], place: str) -> Document:
     As in TRL, texts are the answer alone, and so are messages that begin with the assistant's. Messages that begin with
     another role have the prompt: its messages, or the one that has its text. Raises DataError if a text begins with its
     prompt, which may be the prompt or part of the answer, and if messages have neither form.
-    https://huggingface.co/docs/trl/dataset_formats
+    The prompt is not empty. https://huggingface.co/docs/trl/dataset_formats
     """
     prompt, chosen = row[_PROMPT], row[_CHOSEN]
-    if isinstance(prompt, str) and isinstance(chosen, str) and prompt and chosen.startswith(prompt):
+    if isinstance(prompt, str) and isinstance(chosen, str) and chosen.startswith(prompt):
         message = (
             f"{_CHOSEN!r} begins with its {_PROMPT!r}, so it may contain the prompt, or be an answer that repeats it"
         )
@@ -203,7 +203,8 @@ def row_document(row: Mapping[str, Any], field: str, place: str) -> Document:
                 hint = f"write one, or remove the row; data.field={field} reads {' and '.join(shape.fields)}"
                 raise DataError(f"has no value in field {name!r}", key=place, hint=hint)
         return shape.read(row, place)
-    value, preference = row[field], field == _CHOSEN and row.get(_PROMPT) is not None
+    value, prompt = row[field], row.get(_PROMPT)
+    preference = field == _CHOSEN and prompt is not None and not (isinstance(prompt, str | list) and not prompt)
     if is_chat(value, field):
         if row.get(LOSS_MASK) is not None:
             raise mask_without_ids(place, field, "chat")

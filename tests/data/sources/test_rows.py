@@ -97,6 +97,7 @@ PREFERENCES: list[tuple[ROW, list[ROW] | bytes, int]] = [
     ({"prompt": USER["content"], "chosen": [ASSISTANT], "rejected": [ASSISTANT]}, CHAT, 0),
     ({"prompt": "2 + 2 = ", "chosen": "4", "rejected": "5"}, b"2 + 2 = 4", 8),
     ({"prompt": "", "chosen": "2 + 2 = 4", "rejected": "5"}, b"2 + 2 = 4", 0),
+    ({"prompt": "", "chosen": [USER, ASSISTANT], "rejected": [USER, ASSISTANT]}, CHAT, 0),
     ({"chosen": "Human: 2? Assistant: 2", "rejected": "5"}, b"Human: 2? Assistant: 2", 0),
 ]
 
