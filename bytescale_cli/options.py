@@ -259,12 +259,22 @@ def load_with_weights(
     """Load the config of overrides, with the model of its `run.weights`; see engine.config.load.load."""
     from engine.config.load import load
 
+    keys = {text.partition("=")[0] for text in overrides}
     # The quickstart begins without weights.
-    if rules and not {"recipe", "run.weights"} & {text.partition("=")[0] for text in overrides}:
-        return load(overrides, say)
-    from engine.weights.model import model_of
+    if rules and not {"recipe", "run.weights"} & keys:
+        config = load(overrides, say)
+    else:
+        from engine.weights.model import model_of
 
-    return load(overrides, say, rules=rules, model_of=model_of, say_model=say_model, elsewhere=elsewhere)
+        config = load(overrides, say, rules=rules, model_of=model_of, say_model=say_model, elsewhere=elsewhere)
+    if "recipe" not in keys and {"model", "cluster"} & keys:
+        from engine.config.units import format_count
+
+        sizes = {"context": config.context, "capacity": config.capacity, "batch_tokens": config.batch_tokens}
+        kept = [f"{key}={format_count(size)}" for key, size in sizes.items() if key not in keys]
+        which = f"{', '.join(kept)} and others" if kept else "other values"
+        say_model(f"no recipe is named: {which} are those of recipe=quickstart; `bytescale recipes list` shows others")
+    return config
 
 
 @contextmanager

@@ -49,6 +49,7 @@ def _print(text: str, stream: TextIO) -> None:
         # Discard the stream's buffer. Otherwise Python's flush at exit fails again and changes the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         if not isinstance(error, BrokenPipeError):
+            error.filename = error.filename or str(stream.name).strip("<>")  # `stdout`, for the message
             raise
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,7 +108,8 @@ def simulate(
     names = list(dict.fromkeys(["static", *names]))  # each once; static is first because speed-ups are relative to it
     path, timeline = plot_path(plot), trace_path(trace)
     with config_as_typed(config_file):  # reports a wrong value before the first run
-        given = chosen(with_config(overrides, config_file))
+        typed = with_config(overrides, config_file)
+        given = chosen(typed)
         say = cache(about_documents(given))  # each line once, not at every point
         points = list(_points(given, swept, say))
     said = dict[str, str]()
@@ -120,6 +122,8 @@ def simulate(
     output.say_when_compiling()
     found, failures = _found(points, names, steps, tuned, say)
     runs = [run for _, of_point in found for run in of_point]
+    recipe = [] if any(text.startswith("recipe=") for text in typed) else [f"recipe={points[0][0].recipe}"]
+    tune = f"bytescale tune {shlex.join([*recipe, *typed])}"
     _compare_offload(runs, swept.get("offload.ratio", [])[:1])
     if (path is not None or timeline is not None) and found:
         from engine.data.lengths import step_lengths
@@ -129,7 +133,7 @@ def simulate(
         if path is not None:
             from engine.report.simulation_page import simulation_page
 
-            output.write_page(path, simulation_page(config, runs, lengths, compared).html())
+            output.write_page(path, simulation_page(config, runs, lengths, compared, tune).html())
         if timeline is not None:
             from engine.report.chrome_trace import chrome_trace
             from engine.report.simulation_page import simulated_planners
@@ -137,12 +141,12 @@ def simulate(
             output.write_trace(timeline, chrome_trace(simulated_planners(lengths, compared)))
     if failures:
         if runs and not json:
-            output.show(_text(runs))
+            output.show(_text(runs, tune))
         error = failures[0].of([problem for failure in failures for problem in failure.problems])
         error.found = {"runs": runs}
         raise error  # the exit code is that of the first failure
     say_toys(found[0][0][0], "model", "lengths", "rates")
-    output.emit({"runs": runs}, _text(runs), as_json=json)
+    output.emit({"runs": runs}, _text(runs, tune), as_json=json)
 
 
 def _points(overrides: list[str], swept: dict[str, list[str]], say: Callable[[str], None]) -> Iterator[Point]:
@@ -244,9 +248,13 @@ def _compare_offload(runs: list[Run], first: list[str]) -> None:
         run["offload_gain"] = base[point] / run["step_s"] if point in base else None
 
 
-def _text(runs: list[Run]) -> str:
-    """Format the tables of all runs, the legend of their columns, and the sources of their lengths."""
+def _text(runs: list[Run], tune: str) -> str:
+    """Format the tables of all runs, the legend of their columns, and the sources of their lengths.
+
+    Where static at its best settings is the fastest, a line says so, and `tune`, the command that searches others.
+    """
     from engine.config.units import counted
+    from engine.report.headline import slower
 
     # Ranks of static at its best settings, which may have other degrees, are said with these.
     varying = [name for name in _WORLD if len({run[name] for run in runs if not run["tuned"]}) > 1]
@@ -269,6 +277,11 @@ def _text(runs: list[Run]) -> str:
             where = f" of {run['sweep']}" if "sweep" in run else ""
             state = "" if run["complete"] else f", incomplete: {run['left']:,} of {run['tried']:,} not simulated"
             legend.append(f"{run['label']}{where}: {run['set']} ({counted(run['ranks'], 'HDP rank')}){state}")
+    for sweep in dict.fromkeys(run.get("sweep") for run in runs):
+        here = sorted((run for run in runs if run.get("sweep") == sweep), key=lambda run: float(run["step_s"]))
+        fastest = next((run for run in here if run["planner"] != "static"), None)
+        if here[0]["tuned"] and fastest and fastest["step_s"] > here[0]["step_s"]:
+            legend.append(slower(fastest, here[0], tune).text)
     sources = "; ".join(dict.fromkeys(run["source"] for run in runs))
     lines = [", ".join(common), "", output.sections(keys, _QUESTIONS, cells), "", *legend]
     return output.fill("\n".join([*lines, f"lengths: {sources}"]).lstrip("\n"))

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,6 +78,7 @@ def train(
     Unless run.out is set, a run gets a new folder: runs/RECIPE, or runs/RECIPE-2 and so on if that is taken.
     """
     from engine.launch.joined import joined
+    from engine.run.folder import RunFolder
 
     aliases = {
         ("--nproc", "cluster.ranks_per_node"): nproc,
@@ -87,18 +89,19 @@ def train(
     if not given and resume == "auto" and not dry_run:
         hint = "`bytescale train recipe=quickstart` trains a small model here; `bytescale recipes list` shows all"
         raise ConfigError("no recipe is named", key="recipe", hint=hint)
+    named = resume
     given, resume = _continued(given, resume)
+    note: str | None = None
     with config_as_typed(config_file), named_as_typed(aliases), ExitStack() as claim:
         place = joined(os.environ, terminal=os.isatty(0)) if launcher in (None, "slurm") else None
         # The processes of a launcher must agree on the folder, and a job that is queued again must find it again.
         of_job = place is not None or "SLURM_JOB_ID" in os.environ
-        with _silent_unless_first(place):
+        with _silent_unless_first(place), _of_run(Path(named)):
             given = chosen(given, quiet=bool(place and not place.first), of_job=of_job)
             submitted = launcher in ("slurm", "k8s") and not place
             config = load_with_weights([*given, *(place.settings(given) if place else [])], elsewhere=submitted)
         if place and not place.first:
             from engine.launch.join import take_part
-            from engine.run.folder import RunFolder
 
             sys.exit(0 if dry_run else take_part(place, RunFolder(Path(config.run.out))))
         if (
@@ -106,7 +109,10 @@ def train(
             and not any(text.startswith("run.out=") for text in given)
             and config.run.out == f"runs/{config.recipe}"
         ):
-            out = str(claim.enter_context(_new_folder(Path(config.run.out), dry_run)))
+            first = Path(config.run.out)
+            out = str(claim.enter_context(_new_folder(first, dry_run)))
+            if RunFolder(first).resolved.exists() and out != str(first):
+                note = f"this run is in {out}; to continue the one in {first}, add --resume {shlex.quote(str(first))}"
             config = config.model_copy(update={"run": config.run.model_copy(update={"out": out})})
             given.append(f"run.out={out}")
         if submitted and launcher:
@@ -124,7 +130,6 @@ def train(
             joins = None
             if place:
                 from engine.launch.join import Joins
-                from engine.run.folder import RunFolder
 
                 joins = Joins(place, RunFolder(Path(config.run.out)), os.environ)
                 if not dry_run:
@@ -137,6 +142,7 @@ def train(
                 say=about_documents(given, say),
                 on_step=on_step,
                 joins=joins,
+                note=note,
             )
     if dry_run:  # else it was said before the first step
         say_toys(config, "model", "documents")
@@ -159,13 +165,30 @@ def _continued(given: list[str], resume: str) -> tuple[list[str], str]:
 
 
 @contextmanager
+def _of_run(run: Path) -> Iterator[None]:
+    """Add to errors of the config of `run`, which `--resume` names, how to continue the run without that file."""
+    from engine.run.checkpoints import newest_first
+    from engine.run.folder import RunFolder
+
+    folder = RunFolder(run)
+    try:
+        yield
+    except ConfigError as error:
+        saved = next(iter(newest_first(folder.checkpoints)), "CHECKPOINT")
+        hint = f"restore this file, or go on with its recipe: bytescale train recipe=NAME --resume {saved}"
+        error.problems = tuple(
+            replace(one, hint=hint) if (one.key or "").startswith(str(folder.resolved)) else one
+            for one in error.problems
+        )
+        raise
+
+
+@contextmanager
 def _new_folder(first: Path, dry_run: bool) -> Iterator[Path]:
     """Create the first of `first`, `first`-2, `first`-3, ... that does not exist; a dry run only names it.
 
     Of several commands at the same time, each gets another. It is removed at the end if nothing was written to it.
     """
-    from engine.run.folder import RunFolder
-
     number, folder = 1, first
     while True:
         try:
@@ -181,8 +204,6 @@ def _new_folder(first: Path, dry_run: bool) -> Iterator[Path]:
             raise RunFolderError(message, key=str(folder), hint=hint) from error
         number += 1
         folder = first.with_name(f"{first.name}-{number}")
-    if RunFolder(first).resolved.exists() and folder != first:
-        output.say(f"this run is in {folder}; to continue the one in {first}, add --resume {shlex.quote(str(first))}")
     try:
         yield folder
     finally:

@@ -298,6 +298,9 @@ class Cluster(Section):
     )
 
 
+BASELINE = "static"  # the planner that others are compared with
+
+
 class Planner(Section):
     """The assignment of sequences to ranks."""
 

@@ -62,6 +62,8 @@ def did_you_mean(word: str, names: Iterable[str], otherwise: str | None = None) 
 def hub_hint(path: str) -> str | None:
     """Return the command that downloads `path`, if it reads like the name of a model on the Hugging Face Hub."""
     name = re.sub(r"^(https?:/{1,2}(huggingface\.co|hf\.co)/|hf:/{1,2}(models/)?)", "", path)
+    if name.startswith("weights/"):  # where recipes expect the folder of a model
+        return None
     if not re.fullmatch(r"[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*", name) or name.endswith((".json", ".model", ".yaml")):
         return None
     return f"for a model on the Hub, run `hf download {name} --local-dir FOLDER` and name FOLDER"

@@ -44,8 +44,15 @@ def step_lengths(config: Config, steps: int, say: Say = lambda line: None) -> It
     """
     source = config.lengths
     if source.name == "data":
-        corpora, cursor = Corpora(config), Cursor()
-        corpora.pack_first(cursor, say)
+        try:
+            corpora, cursor = Corpora(config), Cursor()
+            corpora.pack_first(cursor, say)
+        except DataError as error:
+            other = "to plan without documents, set lengths=github"
+            error.problems = tuple(
+                replace(one, hint=f"{one.hint}; {other}" if one.hint else other) for one in error.problems
+            )
+            raise
         for _ in range(steps):
             if (found := corpora.steps.next(cursor)) is None:
                 return

@@ -43,7 +43,7 @@ class Patience:
         self._places = dict[int, Place]()
         self._entered = dict[int, int]()  # collectives of the control plane
         self._planned = dict[int, float]()  # seconds that the plan of the rank's step takes
-        self._reported = False
+        self.reported = False  # whether a rank has reported a place
         self._moved = now()  # when a rank last began another part
         self._first: int | None = None  # the first step of which a rank was seen
         self.begun = False  # whether a rank has begun to compute it
@@ -59,7 +59,7 @@ class Patience:
         if place is None:
             self._places.setdefault(rank, _START)
             return
-        self._reported = True
+        self.reported = True
         if place == self._places.get(rank):
             return
         self._places[rank] = place
@@ -84,7 +84,7 @@ class Patience:
     @property
     def starting(self) -> bool:
         """Whether ranks report where they are, and none has begun to compute a step: it may wait for its first plan."""
-        return self._reported and not self.begun
+        return self.reported and not self.begun
 
     def forget(self, rank: int) -> None:
         """Note that a rank has ended."""
@@ -94,7 +94,7 @@ class Patience:
     def hang(self) -> Hang | None:
         """Return the hang, if ranks make no progress. Ranks of which none reports its place cannot be judged."""
         silent = self._now() - self._moved
-        if not self._reported or not self._places or silent < self.limit():
+        if not self.reported or not self._places or silent < self.limit():
             return None
         behind = min(self._places, key=self._order)
         others = sorted({self.where(rank) for rank in self._places if self._places[rank] != self._places[behind]})

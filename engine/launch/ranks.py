@@ -352,11 +352,13 @@ def _wait(
         if max(_urgency(requests), nodes.asked_to_stop) > asked:
             nodes.ask(**{"kill" if asked else "stop": True})
             if not asked:
-                say(
-                    "stopping: no step has begun"
-                    if starting()
-                    else "stopping after this step, with a checkpoint; press Ctrl-C again to stop immediately"
-                )
+                at_once = "; press Ctrl-C again to stop immediately"
+                if starting():
+                    say("stopping: no step has begun")
+                elif nodes.patience.reported:
+                    say(f"stopping after this step, with a checkpoint{at_once}")
+                else:
+                    say(f"stopping as soon as the ranks have started{at_once}")
             asked += 1
         if asked == 1 and starting():
             nodes.ask(kill=True)

@@ -46,13 +46,15 @@ def train(
     say: Say = print,
     on_step: OnStep = lambda line: None,
     joins: Joins | None = None,
+    note: str | None = None,
 ) -> dict[str, Any]:
     """Train the model of a recipe, or show what training would do; return what the command prints as JSON.
 
     `resume` is `auto`, `never`, or the path or URL of a checkpoint or of a run's checkpoints. `launcher` is `local`,
     `hostfile`, or None if the user chose none; with `joins`, a scheduler has started the processes of the other
-    nodes. `say` gets messages, and `on_step` the metrics of each step. Raises BytescaleError: for a mistake, before
-    anything is written, or with the cause of the first rank that failed.
+    nodes. `say` gets messages, and `on_step` the metrics of each step. `note` is said when nothing has been
+    refused. Raises BytescaleError: for a mistake, before anything is written, or with the cause of the first rank that
+    failed.
     """
     launch = Launch(config, unfailing(say), joins)
     with ExitStack() as lock:
@@ -76,6 +78,8 @@ def train(
             if resume == "never" and folder.resolved.exists():
                 say(f"a run would rename the folder of the old run to {free_name(folder.root)}")
             refused += [host_too_small] if host_too_small else []
+            if note:
+                say(note)
             return {"dry_run": dry_run_of(launch, start, refused)}
         if host_too_small:
             raise MemoryFitError.of([host_too_small])
@@ -92,6 +96,8 @@ def train(
             following(config.run.trackers, folder, say, on_step) as followed,
             copies(folder.checkpoints, remote, start.step, say),
         ):
+            if note:
+                launch.say(note)
             _begin(launch, start)
             with held(folder):
                 last = supervise(launch, start, resume, followed)

@@ -62,6 +62,8 @@ def speedup_picture(runs: Sequence[Run], size: Size = WIDE) -> str:
 
     best = max(runs, key=lambda run: float(run["speedup"]))
     summary = f"The best is {best['planner']}, {best['speedup']:.2f} times as fast as {over}."
+    if best["speedup"] <= 1:
+        summary = f"None is faster than {over}."
     return _bars(AltText("speedup", "Speed-up of each planner", summary), runs, size, paint)
 
 
@@ -215,7 +217,13 @@ def throughput_picture(steps: Floats, tokens_per_s: Floats, size: Size = WIDE) -
         few = len(steps) < _MANY_STEPS
         look: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 3.5} if few else {"linewidth": 0.8}
         axes.plot(steps, rate, color=FIRST, alpha=0.6, label="one step", **look)
-        axes.plot(steps[kept], running_median(rate[kept]), color=SECOND, linewidth=2.2, label="running median")
+        axes.plot(
+            steps[kept],
+            running_median(rate[kept], half_window(len(steps))),
+            color=SECOND,
+            linewidth=2.2,
+            label="running median",
+        )
         axes.set(ylabel="throughput (tokens/s)", ylim=(0, 1.08 * rate[kept].max(initial=1.0)))
         _step_axis(axes, steps)
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -246,9 +254,13 @@ def strips(
     return marks
 
 
-def running_median(values: Floats) -> Floats:
-    """Median of a window around each value, [N]; the window is a tenth of the values, at least 5 and at most 51."""
-    half = min(25, max(2, len(values) // 20))
+def half_window(values: int) -> int:
+    """How many values a running median of so many takes on each side: the window is a tenth of them, 5 to 51."""
+    return min(25, max(2, values // 20))
+
+
+def running_median(values: Floats, half: int) -> Floats:
+    """Median of a window around each value, [N]: `half` values on each side, as far as there are so many."""
     return np.array([np.median(values[max(0, at - half) : at + half + 1]) for at in range(len(values))])
 
 

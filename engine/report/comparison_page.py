@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.config.units import counted
 from engine.report import headline
-from engine.report.curves import STEPS, Curve, curves_picture, token_axis
+from engine.report.curves import STEPS, Curve, curves_picture, smooth, token_axis
 from engine.report.page import Figure, Page, Table
 from engine.report.run import RunData
 from engine.report.run_page import duration, ranks_of
@@ -51,7 +51,7 @@ def comparison_page(runs: Sequence[RunData], names: Sequence[str]) -> Page:
 
 def _losses(runs: Sequence[RunData]) -> Figure:
     along = token_axis(max(float(run.tokens[-1]) for run in runs))
-    curves = [Curve(run.name, run.tokens, run.column("loss")).smooth() for run in runs]
+    curves = smooth([Curve(run.name, run.tokens, run.column("loss")) for run in runs])
     caption = (
         "Training loss of each run over the tokens that it was trained on: the running median of about a tenth of the "
         "steps, since noise hides how runs differ. Where curves coincide, the later ones are the thinner ones."
@@ -60,7 +60,7 @@ def _losses(runs: Sequence[RunData]) -> Figure:
 
 
 def _throughput(runs: Sequence[RunData]) -> Figure:
-    curves = [Curve(run.name, run.column("step"), run.column("tokens_per_s")).smooth() for run in runs]
+    curves = smooth([Curve(run.name, run.column("step"), run.column("tokens_per_s")) for run in runs])
     caption = "Tokens per second, all ranks of a run together; running medians. Validation does not count."
     picture = partial(
         curves_picture, "throughput", "Throughput", curves, STEPS, "throughput (tokens/s)", from_zero=True

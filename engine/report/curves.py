@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from engine.report.charts import running_median, strips
+from engine.report.charts import half_window, running_median, strips
 from engine.report.svg import FIRST, SECOND, WIDE, AltText, Mark, Size, draw
 from engine.units import Floats
 
@@ -31,10 +31,22 @@ class Curve:
     y: Floats
     is_smooth: bool = False
 
-    def smooth(self) -> Curve:
-        """Return a curve of running medians, without the gaps: noise hides how runs differ."""
-        kept = np.isfinite(self.y)
-        return Curve(self.name, self.x[kept], running_median(self.y[kept]), True)
+
+def smooth(curves: Sequence[Curve]) -> list[Curve]:
+    """Return curves of running medians, without the gaps: noise hides how runs differ.
+
+    Where curves have the same values, so have the results: all have the same window, and it does not extend past a
+    place where one of them begins or ends.
+    """
+    found = [(one.name, one.x[kept], one.y[kept]) for one in curves for kept in [np.isfinite(one.y)]]
+    half = half_window(max(len(x) for _, x, _ in found))
+    begins, ends = (np.unique([x[at] for _, x, _ in found if len(x)]) for at in (0, -1))
+    smoothed = list[Curve]()
+    for name, x, y in found:
+        part = np.searchsorted(begins, x, "right") + np.searchsorted(ends, x, "left")
+        pieces = np.split(y, np.flatnonzero(np.diff(part)) + 1)
+        smoothed.append(Curve(name, x, np.concatenate([running_median(one, half) for one in pieces]), True))
+    return smoothed
 
 
 class Along(NamedTuple):

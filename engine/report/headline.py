@@ -68,6 +68,8 @@ def of_runs(
     else:
         rates = [one.tokens_per_s for one in (Speed.of(*runs[at]) for at in pair) if one is not None]
         text += f"{rates[0]:,.0f} against {rates[1]:,.0f} tokens/s, the medians of their steps, which differ in tokens."
+    if any(config.model != configs[0].model for config in configs):
+        text += " Their models differ, so these speeds, and their losses, are not of the same work."
     return Headline("equally fast" if even else f"{found.ratio:.2f} times as fast", text)
 
 
@@ -84,8 +86,11 @@ def of_plan(plan: StepPlan, facts: Mapping[str, Any], config: Config) -> Headlin
     return Headline(short_seconds(facts["makespan_s"]), text)
 
 
-def of_simulation(runs: Sequence[Mapping[str, Any]]) -> Headline:
-    """The best speed-up over the fastest fixed mesh, of all points of a sweep."""
+def of_simulation(runs: Sequence[Mapping[str, Any]], tune: str) -> Headline:
+    """The best speed-up over the fastest fixed mesh, of all points of a sweep.
+
+    If there is none, `tune` is the command to recommend: it searches settings with which there may be one.
+    """
     best: tuple[float, Mapping[str, Any], Mapping[str, Any]] | None = None
     for point in dict.fromkeys(run.get("sweep") for run in runs):
         here = [run for run in runs if run.get("sweep") == point]
@@ -99,6 +104,8 @@ def of_simulation(runs: Sequence[Mapping[str, Any]]) -> Headline:
     if best is None:
         return Headline(short_seconds(_seconds(runs[0])), f"per step of {runs[0]['planner']}, as simulated.")
     ratio, fastest, fixed = best
+    if ratio < 1:
+        return slower(fastest, fixed, tune)
     mesh = "the best fixed mesh (static, tuned)" if fixed.get("tuned") else "a fixed mesh (static)"
     at = f", at {fastest['sweep']}" if "sweep" in fastest else ""
     text = (
@@ -107,6 +114,18 @@ def of_simulation(runs: Sequence[Mapping[str, Any]]) -> Headline:
         f"{counted(int(fastest['ranks']), 'rank')}."
     )
     return Headline(f"{ratio:.2f} times as fast", text)
+
+
+def slower(fastest: Mapping[str, Any], fixed: Mapping[str, Any], tune: str) -> Headline:
+    """The fixed mesh `fixed` is faster than the fastest other row; `tune` is a command that searches settings."""
+    ratio = _seconds(fastest) / _seconds(fixed)
+    at = f", at {fixed['sweep']}" if "sweep" in fixed else ""
+    text = (
+        f"{fixed['label']} is {ratio:.2f} times as fast as {fastest['label']} with the settings of this recipe{at}: a "
+        f"simulated step takes {short_seconds(_seconds(fixed))} instead of {short_seconds(_seconds(fastest))}. "
+        f"To find faster settings for {fastest['planner']}: {tune}"
+    )
+    return Headline(f"{fixed['label']} is {ratio:.2f} times as fast", text)
 
 
 def of_lengths(data: Mapping[str, Any]) -> Headline:

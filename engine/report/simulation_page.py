@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from engine.config.schema import Config
+from engine.config.schema import BASELINE, Config
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.report import headline
@@ -18,7 +18,7 @@ from engine.report.chrome_trace import Process, simulated_steps
 from engine.report.page import Figure, Page, Table
 from engine.report.timeline import some_ranks, timeline_picture
 from engine.report.words import MODES, NAMES, cell, hdp_ranks, short_seconds, short_tokens, source, without_address
-from engine.simulator.compare import BASELINE, TUNED
+from engine.simulator.compare import TUNED
 from engine.units import Ints
 
 _ROWS = 24  # ranks in each of several timelines
@@ -30,12 +30,14 @@ _NOTE = (
 )
 
 
-def simulation_page(config: Config, runs: Sequence[Run], lengths: Ints, compared: Mapping[str, PlanSettings]) -> Page:
+def simulation_page(
+    config: Config, runs: Sequence[Run], lengths: Ints, compared: Mapping[str, PlanSettings], tune: str
+) -> Page:
     """Build the page of simulated runs.
 
     `config` and `compared`, the settings of each row by its label, are those of the first simulated sweep point;
     `lengths` [S] are those of its first step. Runs do not contain their plans, so this step is planned again by each
-    planner for the timelines.
+    planner for the timelines. `tune` is the command that searches faster settings for another planner than static.
     """
     settings = compared[BASELINE]
     named = [{**run, "planner": run["label"]} for run in runs]
@@ -73,7 +75,7 @@ def simulation_page(config: Config, runs: Sequence[Run], lengths: Ints, compared
     return Page(
         title=config.recipe,
         kind="a ByteScale simulation",
-        headline=headline.of_simulation(runs),
+        headline=headline.of_simulation(runs, tune),
         head=head,
         figures=[
             Figure.of("Speed-up", speed, partial(speedup_picture, against)),

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from engine.config.schema import BASELINE
+
 Line = Mapping[str, Any]  # a step, as in metrics.jsonl
-BASELINE = "static"  # the planner that others are compared with
 
 
 @dataclass(frozen=True)

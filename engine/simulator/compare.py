@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from engine.config.schema import BASELINE
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -12,8 +13,7 @@ from engine.simulator.facts import Facts, outcome
 from engine.simulator.timeline import simulate
 from engine.units import Ints
 
-BASELINE = "static"
-TUNED = "static, tuned"
+TUNED = f"{BASELINE}, tuned"
 _BY_EQUATION_3 = ("naive", "balanced")
 _SAME = ("planner", "ranks")
 _HIGHEST = ("peak_bytes", "host_bytes")  # maxima over steps instead of means, because every step must fit

@@ -50,6 +50,7 @@ def test_who_reads_a_command_does_not_change_its_code(line: str, code: int) -> N
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+    assert code != 74 or done.stderr.startswith("error: stdout: ")
 
 
 HOSTILE = "a\x1b]0;title\x07\x1b[2J\x1b[8mb\r\x9b1mc\x7f\u202ed\u2028e\tf\n"

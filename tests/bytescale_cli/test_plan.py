@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bytescale_cli.main import run
+from bytescale_cli.options import load_with_weights
 from bytescale_cli.plan import _offload
 from engine.config.load import load
 from engine.report.words import short_seconds
@@ -246,3 +247,33 @@ def test_the_lines_of_offload_are_of_all_steps() -> None:
         "offload in step 3 (of 3 steps with offload, the one with the most): 25.0% of the micro-batches, 20.0%"
     )
     assert without == "without offload the step does not fit"
+
+
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        (["model=llama7b", "cluster=h100x8"], ["recipe=quickstart", "context=2K", "capacity=1K"]),
+        (["cluster=h100x8", "context=4K"], ["recipe=quickstart", "capacity=1K"]),
+        (["recipe=quickstart", "cluster=h100x8"], []),
+        ([], []),
+    ],
+)
+def test_values_of_a_recipe_that_is_not_named_are(
+    typed: list[str], named: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    load_with_weights(typed)
+    said = capsys.readouterr().err
+    assert all(text in said for text in named) and bool(said) == bool(named)
+    assert "context=2K" not in said or "context=4K" not in typed
+
+
+def test_a_missing_tokenizer_names_its_key_and_a_way_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    own = ["recipe=llama3-8b-64k-1node", f"data.path={tmp_path / 'a.txt'}"]
+    assert run(["plan", *own, "--json"]) == 4
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["key"] == "weights/llama3-8b"
+    assert "data.tokenizer" in error["hint"] and "lengths=github" in error["hint"]
+    assert "hf download weights" not in error["hint"]

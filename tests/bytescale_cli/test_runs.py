@@ -262,3 +262,16 @@ def test_a_line_that_is_being_written_is_not_damaged(runs: Path, capsys: Capture
         with context:
             found = answer(capsys, "status", str(runs / "a"))["status"]
             assert isinstance(found, dict) and len(found["warnings"]) == expected
+
+
+def test_runs_of_different_models_are_told_apart(runs: Path, capsys: Capture) -> None:
+    """Their speeds and losses are shown, but not as if they were of the same work."""
+    both = [str(runs / "a"), str(runs / "b")]
+    assert run(["runs", "compare", *both]) == 0
+    assert "models differ" not in capsys.readouterr().out
+    config = load(["run.steps=3", f"run.out={runs / 'b'}", "model.layers=4"])
+    (runs / "b" / "resolved.yaml").write_text(resolved_yaml(config), encoding="utf-8")
+    assert run(["runs", "compare", *both]) == 0
+    assert "models differ" in capsys.readouterr().out
+    page = comparison_page([read_run(Path(one)) for one in both], ["a", "b"])
+    assert "models differ" in page.headline.text

@@ -16,6 +16,7 @@ from bytescale_cli.simulate import _compare_offload, _text
 from engine.config.load import load
 from engine.data.lengths import step_lengths
 from engine.planner.settings import PlanSettings
+from engine.report.headline import of_simulation
 from engine.simulator.compare import compare
 from tests.presets import LLAMA7B_2M
 from tests.report.events import checked
@@ -26,6 +27,7 @@ PROMISED = {
 }  # fmt: skip
 SMALL = ["lengths=byted", "lengths.max=8K", "batch_tokens=64K", "context=8K", "capacity=2K", "cluster.ranks_per_node=4"]
 PLANNERS = ["static", "naive", "balanced", "adaptive"]
+TUNE = "bytescale tune recipe=quickstart"
 Capture = pytest.CaptureFixture[str]
 
 
@@ -66,8 +68,36 @@ def test_static_at_its_best_settings_is_a_row(capsys: Capture) -> None:
     assert found["complete"] and found["best"][0]["step_s"] == pytest.approx(tuned["step_s"], rel=1e-6)
     assert run(["simulate", *SMALL, *tuned["set"].split(), "--planners", "static", "--no-tuned", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"][0]["step_s"] == tuned["step_s"], "its settings can be typed"
-    assert tuned["set"] in _text(runs) and "incomplete" not in _text(runs)
-    assert "incomplete: 3 of" in _text([one | ({"complete": False, "left": 3} if one["tuned"] else {}) for one in runs])
+    assert tuned["set"] in _text(runs, TUNE) and "incomplete" not in _text(runs, TUNE)
+    assert "incomplete: 3 of" in _text(
+        [one | ({"complete": False, "left": 3} if one["tuned"] else {}) for one in runs], TUNE
+    )
+
+
+def test_the_first_entry_of_a_planner_has_the_settings_of_the_config(capsys: Capture) -> None:
+    """Readers of JSON that know one entry per planner take the first. Others have a label of their own."""
+    swept = ["--sweep", "capacity=2K,4K", "--planners", "naive,adaptive"]
+    assert run(["simulate", *SMALL, *swept, "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    plain = simulated(capsys, *swept)
+    for sweep in ("capacity=2K", "capacity=4K"):
+        here = [one for one in runs if one["sweep"] == sweep]
+        before = [one for one in plain if one["sweep"] == sweep]
+        assert len({one["label"] for one in here}) == len(here)
+        for name in ("static", "naive", "adaptive"):
+            first, only = (next(one for one in each if one["planner"] == name) for each in (here, before))
+            assert {key: first[key] for key in PROMISED} == {key: only[key] for key in PROMISED}
+            assert first["label"] == name and not first["tuned"]
+
+
+def test_a_faster_static_is_named_with_a_command_that_searches_more(capsys: Capture) -> None:
+    runs = simulated(capsys, "--planners", "adaptive")
+    static, adaptive = (one | {"speedup_tuned": None, "set": "capacity=4K", "complete": True} for one in runs)
+    best = static | {"label": "static, tuned", "tuned": True, "step_s": adaptive["step_s"] / 2}
+    assert TUNE in _text([static, best, adaptive], TUNE) and TUNE not in _text([static, adaptive], TUNE)
+    found = of_simulation([static, best, adaptive], TUNE)
+    assert "2.00 times" in found.figure and "static, tuned" in found.figure and TUNE in found.text
+    assert TUNE not in of_simulation([static | {"step_s": 2 * adaptive["step_s"]}, adaptive], TUNE).text
 
 
 def test_naive_and_balanced_have_a_row_without_equation_3(capsys: Capture) -> None:
@@ -195,7 +225,7 @@ def test_a_sweep_of_offload_shows_what_it_gains_and_takes(capsys: Capture) -> No
 def test_offload_of_the_papers_planners_is_explained_only_where_it_happens(capsys: Capture) -> None:
     runs = simulated(capsys)
     for planner, explained in (("naive", True), ("balanced", True), ("adaptive", False), ("nobody", False)):
-        shown = _text([one | {"host_bytes": 2**30 if one["label"] == planner else 0} for one in runs])
+        shown = _text([one | {"host_bytes": 2**30 if one["label"] == planner else 0} for one in runs], TUNE)
         assert ("equation 3" in shown) == explained
 
 

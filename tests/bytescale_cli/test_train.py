@@ -68,7 +68,9 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
 
 def test_defaults(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "recipe=quickstart"]) == 0
-    assert calls == [{"config": load([]), "resume": "auto", "launcher": None, "dry_run": False, "joins": None}]
+    assert calls == [
+        {"config": load([]), "resume": "auto", "launcher": None, "dry_run": False, "joins": None, "note": None}
+    ]
     captured = capsys.readouterr()
     assert captured.out == "runs/quickstart\n"
     assert captured.err.splitlines() == [
@@ -100,7 +102,9 @@ def test_each_run_gets_a_folder_of_its_own(calls: Calls, tmp_path: Path, capsys:
         (tmp_path / "runs" / name / "resolved.yaml").write_text("")
     capsys.readouterr()
     assert run(command) == run([*command, "--dry-run"]) == 0
-    assert "--resume runs/quickstart" in capsys.readouterr().err
+    for call in calls[-2:]:  # the launcher says it, if it does not refuse the run
+        assert "runs/quickstart-3" in call["note"] and "--resume runs/quickstart" in call["note"]
+    assert "quickstart-3" not in capsys.readouterr().err
     assert run([*command, "run.out=runs/quickstart"]) == run([*command, "--out", "runs/other"]) == 0
     folders = ["quickstart", "quickstart", "quickstart-3", "quickstart-3", "quickstart", "other"]
     assert [call["config"].run.out for call in calls] == [f"runs/{name}" for name in folders]
@@ -293,3 +297,17 @@ def test_a_mistake_is_reported_by_the_first_process_alone(
     with pytest.raises(SystemExit) as ended:
         run(["train", "--nproc", "3"])
     assert ended.value.code == 2 and capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("text", ["a: [", "recipe: quickstart", "", "context: -5", "nonsense"])
+def test_a_run_with_a_damaged_config_is_continued_from_its_checkpoint(
+    text: str, calls: Calls, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "a" / "checkpoints" / "step-00000003"
+    saved.mkdir(parents=True)
+    (tmp_path / "a" / "resolved.yaml").write_text(text)
+    assert run(["train", "--resume", "a", "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["key"].startswith("a/resolved.yaml")
+    assert f"--resume {saved.relative_to(tmp_path)}" in error["hint"]
+    assert not calls

@@ -433,6 +433,21 @@ def test_a_request_before_the_first_step_ends_the_run_at_once(folder: RunFolder,
     assert caught.value.code == code and (folder.root / "saved").exists() == (code == 75)
 
 
+@pytest.mark.parametrize(("place", "after_step"), [("pass", False), ("progress.report('forward', 1, step=3)", True)])
+def test_only_a_step_that_has_begun_is_awaited(folder: RunFolder, place: str, after_step: bool) -> None:
+    said, ready = list[str](), sends_when(folder.root / "up", signal.SIGTERM)
+    waits = real_rank(folder).replace('progress.report("forward", 1, step=3)', place)
+
+    def tick() -> None:
+        up = folder.root / "up"
+        if up.exists() and (not after_step or time.time() > up.stat().st_mtime + 2.5):  # until agents say where it is
+            ready()
+
+    with pytest.raises(PreemptedError):
+        run_ranks([node(folder, waits)], folder, tick, said.append)
+    assert ["after this step" in line for line in said] == [after_step]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_asks_the_ranks_to_stop_and_preemption_is_reported(folder: RunFolder, number: signal.Signals) -> None:
     with pytest.raises(PreemptedError) as caught:

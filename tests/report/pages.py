@@ -43,7 +43,8 @@ def simulation(sweeps: Sequence[str] = ()) -> Page:
     compared = rows(PlanSettings.of(config), ["adaptive"])
     found = compare([lengths], compared)
     swept = [{"sweep": sweep} for sweep in sweeps] or [{}]
-    return simulation_page(config, [extra | shared | run for extra in swept for run in found], lengths, compared)
+    runs = [extra | shared | run for extra in swept for run in found]
+    return simulation_page(config, runs, lengths, compared, "bytescale tune recipe=quickstart")
 
 
 def lengths(share: float = 1.0, *, fits: bool = True) -> Page:

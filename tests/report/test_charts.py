@@ -117,10 +117,10 @@ def test_any_number_of_steps_can_be_drawn(steps: int) -> None:
 
 def test_running_median_of_a_jump_and_a_spike() -> None:
     values = np.array([1.0, 1, 1, 9, 1, 1, 5, 5, 5, 5])
-    assert running_median(values).tolist() == [
+    assert running_median(values, 2).tolist() == [
         float(np.median(values[max(0, at - 2) : at + 3])) for at in range(len(values))
     ]
-    assert running_median(values)[3] == 1.0
+    assert running_median(values, 2)[3] == 1.0
 
 
 def test_axes_of_a_run_have_titles_and_units() -> None:

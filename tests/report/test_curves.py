@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from engine.report.curves import STEPS, Along, Curve, curves_picture, token_axis
+from engine.report.curves import STEPS, Along, Curve, curves_picture, smooth, token_axis
 from engine.report.svg import NARROW, WIDE, Size
 from tests.report.samples import texts
 
@@ -24,9 +24,26 @@ def lines(svg: str) -> list[int]:
 
 
 def test_a_smooth_curve_has_no_gaps() -> None:
-    smooth = NOISY.smooth()
-    assert smooth.x.tolist() == NOISY.x[::2].tolist() and smooth.y.tolist() == [3.0] * 50
-    assert (smooth.name, smooth.is_smooth) == ("a", True)
+    (found,) = smooth([NOISY])
+    assert found.x.tolist() == NOISY.x[::2].tolist() and found.y.tolist() == [3.0] * 50
+    assert (found.name, found.is_smooth) == ("a", True)
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 237), (1, 600), (40, 300), (150, 153)])
+def test_equal_values_are_equal_when_smooth(first: int, last: int) -> None:
+    """Of runs that differ in length, or of which one begins from a checkpoint of the other."""
+    steps, losses = np.arange(1.0, 301), np.random.default_rng(7).normal(3.0, 0.5, 600)
+    other = np.arange(float(first), last + 1)
+    long, short = smooth([Curve("a", steps, losses[:300]), Curve("b", other, losses[first - 1 : last])])
+    both = sorted(set(long.x) & set(short.x))
+    assert len(both) == min(last, 300) - first + 1
+    assert [long.y[long.x == at][0] for at in both] == [short.y[short.x == at][0] for at in both]
+    assert np.ptp(long.y[100:140]) < np.ptp(losses[100:140]) / 3, "noise is removed"
+
+
+def test_a_curve_without_values_stays_empty() -> None:
+    one, none = smooth([NOISY, Curve("b", np.arange(3.0), np.full(3, np.nan))])
+    assert len(one.x) == 50 and len(none.x) == len(none.y) == 0
 
 
 @pytest.mark.parametrize(

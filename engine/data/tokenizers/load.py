@@ -20,7 +20,7 @@ from engine.readers import LARGE, parse_object, read_bytes
 BYTES = "bytes"
 IN_FOLDER = ("tokenizer.json", "tekken.json", "tokenizer.model")  # in this order
 _CHOICES = (
-    "give bytes, a tokenizer.json or a Hugging Face folder that has one, a SentencePiece .model, "
+    "set data.tokenizer to bytes, a tokenizer.json or a Hugging Face folder that has one, a SentencePiece .model, "
     "Llama 3's tokenizer.model, or Mistral's tekken.json"
 )
 _PACKAGES: dict[Kind, str] = {
