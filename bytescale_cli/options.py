@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from engine.errors import BytescaleError, ConfigError, Problem
 if TYPE_CHECKING:
     from engine.config.schema import Config
     from engine.config.toys import Part
+    from engine.simulator.hollow import Hollow
 
 _PAGES = (".html", ".htm")
 _MAX_STEPS = 10_000  # planning more would take hours
@@ -149,6 +150,14 @@ def say_toys(config: Config, *parts: Part) -> None:
 
     if line := toys(config, *parts):
         output.say(line)
+
+
+def say_warnings(found: Iterable[Hollow]) -> list[dict[str, str]]:
+    """Print a line for each different warning; return them as JSON."""
+    different = list(dict.fromkeys(found))
+    for one in different:
+        output.say(str(one))
+    return [one._asdict() for one in different]
 
 
 def check_named_once(runs: Sequence[Path]) -> None:

@@ -23,6 +23,7 @@ from bytescale_cli.options import (
     load_with_weights,
     plot_path,
     say_toys,
+    say_warnings,
     trace_path,
     whole_number,
     with_config,
@@ -61,13 +62,14 @@ def plan(
     import numpy as np
 
     from engine.config.units import counted
-    from engine.data.lengths import step_lengths
+    from engine.data.lengths import corpus_tokens, step_lengths
     from engine.data.scale import is_without_recipe, planned_for, scaled
     from engine.fit.check import check_fit
     from engine.planner.make import plan_step
     from engine.planner.settings import PlanSettings
     from engine.report.words import MODES, PLAN_FACTS, hdp_ranks, source
     from engine.simulator.facts import facts
+    from engine.simulator.hollow import empty_capacity, low_balance, small_corpus
 
     with config_as_typed(config_file):
         given = chosen(with_config(overrides, config_file))
@@ -121,7 +123,15 @@ def plan(
         rings.append(dict(zip(_RINGS, cells, strict=True)))
     lines += ["", output.sections(_RINGS[:1], {"Which sequences are split?": _RINGS[1:]}, rings)]
     say_toys(config, "model", "lengths", "rates")
+    warnings = say_warnings(
+        [
+            *low_balance(config, float(np.mean([fact["balance"] for fact in found]))),
+            *empty_capacity(config, settings.ranks, max(fact["largest_micro_batch"] for fact in found)),
+            *small_corpus(config, corpus_tokens(config)),
+        ]
+    )
     answer = {"plan": found[0], "steps": found, "source": source(config), "for": planned_for(config)}
+    answer["warnings"] = warnings
     output.emit(answer, output.fill("\n".join(lines)), as_json=json)
 
 

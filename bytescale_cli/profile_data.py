@@ -22,6 +22,7 @@ from bytescale_cli.options import (
     config_as_typed,
     load_with_weights,
     plot_path,
+    say_warnings,
     whole_number,
     with_config,
 )
@@ -76,6 +77,7 @@ def profile_data(
     from engine.planner.settings import PlanSettings
     from engine.report.words import source
     from engine.simulator.facts import facts
+    from engine.simulator.hollow import low_balance, small_corpus
 
     with config_as_typed(config_file), _progress() as progress:
         given = chosen(with_config(overrides, config_file))
@@ -124,7 +126,11 @@ def profile_data(
 
         output.write_page(path, lengths_page(config, data, planned).html())
     text = f"{_lengths(data)}\n\n{_advice(data, planned, config, settings)}"
-    answer = {"data": data, "planners": planned}
+    own = [fact["balance"] for fact in planned if fact["planner"] == config.planner.name]
+    tokens = sum(one["tokens"] for one in data["sources"]) if config.lengths.name in ("data", "file") else None
+    low = [warning for balance in own for warning in low_balance(config, balance)]
+    warnings = say_warnings([*low, *small_corpus(config, tokens)])
+    answer = {"data": data, "planners": planned, "warnings": warnings}
     output.emit(answer, output.fill(text), as_json=json, error=error)
 
 

@@ -24,6 +24,7 @@ from bytescale_cli.options import (
     load_with_weights,
     plot_path,
     say_toys,
+    say_warnings,
     trace_path,
     whole_number,
     with_config,
@@ -36,6 +37,7 @@ Run = dict[str, Any]
 if TYPE_CHECKING:
     from engine.config.schema import Config
     from engine.planner.settings import PlanSettings
+    from engine.simulator.hollow import Hollow
     from engine.units import Ints
 
     Point = tuple[Config, list[str]]  # one combination of swept values, with its overrides
@@ -146,7 +148,8 @@ def simulate(
         error.found = {"runs": runs}
         raise error  # the exit code is that of the first failure
     say_toys(found[0][0][0], "model", "lengths", "rates")
-    output.emit({"runs": runs}, _text(runs, tune), as_json=json)
+    warnings = say_warnings(one for (config, _), of_point in found for one in _hollow(config, of_point))
+    output.emit({"runs": runs, "warnings": warnings}, _text(runs, tune), as_json=json)
 
 
 def _points(overrides: list[str], swept: dict[str, list[str]], say: Callable[[str], None]) -> Iterator[Point]:
@@ -215,6 +218,19 @@ def _runs(
         against = {"speedup_tuned": None} if tuned else {}  # if nothing fits
         found.append(swept | shared | against | run | {"host_node_bytes": int(run["host_bytes"]) * devices} | more)
     return (config, compared), found
+
+
+def _hollow(config: Config, runs: list[Run]) -> list[Hollow]:
+    """Warnings about a point's run with the planner of the config, and about its documents."""
+    from engine.data.lengths import corpus_tokens
+    from engine.simulator.hollow import empty_capacity, low_balance, small_corpus
+
+    found = small_corpus(config, corpus_tokens(config))
+    for run in runs:
+        if run["label"] == config.planner.name:
+            found += low_balance(config, run["balance"])
+            found += empty_capacity(config, run["ranks"], run["largest_micro_batch"])
+    return found
 
 
 def _tuned_static(config: Config, lengths: list[Ints]) -> tuple[PlanSettings | None, Run]:

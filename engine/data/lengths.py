@@ -66,6 +66,16 @@ def step_lengths(config: Config, steps: int, say: Say = lambda line: None) -> It
             yield draw(source, config.batch_tokens, config.context, config.run.seed, step)
 
 
+def corpus_tokens(config: Config) -> int | None:
+    """Return the tokens of all documents that `step_lengths` takes turns through; None if they are many, or drawn.
+
+    The config's own documents must have been packed, as `step_lengths` does.
+    """
+    if config.lengths.name == "data":
+        return Corpora(config).tokens
+    return int(read_lengths(Path(str(config.lengths.path))).sum()) if config.lengths.name == "file" else None
+
+
 def document_lengths(
     config: Config, sample: int | None, progress: Progress = lambda done: None, say: Say = lambda line: None
 ) -> dict[str, Documents]:

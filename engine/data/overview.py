@@ -107,6 +107,19 @@ class Corpora:
             pack_blocks(texts[0].tokens, texts[0].folder, blocks, progress=progress)
 
     @cached_property
+    def tokens(self) -> int | None:
+        """Inputs of all training documents, which have been packed; None if they are many."""
+        if not self.are_few:
+            return None
+        total = 0
+        for corpus in self.sources:
+            for number in range(corpus.blocks):
+                packed = corpus.open(number)
+                inputs = packed.inputs()
+                total += int(inputs[packed.hash() / 2.0**64 >= corpus.share].sum())
+        return total
+
+    @cached_property
     def overview(self) -> Overview | None:
         """Counts of few documents, which have been packed; None if they are many."""
         if not self.are_few:

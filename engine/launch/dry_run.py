@@ -8,8 +8,10 @@ from typing import Any
 from engine.errors import Problem
 from engine.launch.launch import Launch
 from engine.launch.prepare import Start
+from engine.planner.plan.loads import micro_tokens
 from engine.planner.settings import PlanSettings
 from engine.report.words import source
+from engine.simulator.hollow import empty_capacity, low_balance, small_corpus
 from engine.simulator.timeline import balance
 
 PLANNED = 3  # steps that a dry run plans
@@ -17,8 +19,9 @@ _COMMANDS = 2**14  # most nodes whose commands are listed
 
 
 def dry_run_of(launch: Launch, start: Start, refused: list[Problem]) -> dict[str, Any]:
-    """Build the JSON of a dry run. `refused` are the problems for which a launch would be refused.
+    """Build the JSON of a dry run, and say its warnings.
 
+    `refused` are the problems for which a launch would be refused.
     `commands` start the agents of at most _COMMANDS nodes, and none if all steps are done; `program` is what each agent
     starts for each of its ranks. `forwarded` names the variables that ranks on other hosts get from this environment,
     `withheld` those that look like secrets and stay here, `not_forwarded` others of libraries that stay here.
@@ -26,6 +29,13 @@ def dry_run_of(launch: Launch, start: Start, refused: list[Problem]) -> dict[str
     config, cluster, users = launch.config, launch.cluster, launch.forwarded()
     settings, known = PlanSettings.of(config), start.corpora.overview
     commands = launch.commands(start.checkpoint, _COMMANDS) if start.plans else []
+    balances = [balance(plan, settings) for plan in start.plans]
+    warnings = small_corpus(config, start.corpora.tokens)
+    if start.plans:
+        warnings += low_balance(config, sum(balances) / len(balances))
+        warnings += empty_capacity(config, settings.ranks, max(int(micro_tokens(plan).max()) for plan in start.plans))
+    for warning in warnings:
+        launch.say(str(warning))
     return {
         "ranks": cluster.ranks,
         "hdp_ranks": settings.ranks,
@@ -43,14 +53,14 @@ def dry_run_of(launch: Launch, start: Start, refused: list[Problem]) -> dict[str
         "steps_done": start.step,
         "steps": [
             {
-                "step": number,
+                "step": start.step + 1 + number,
                 "sequences": plan.sequences,
                 "tokens": int(plan.lengths.sum()),
                 "micro_batches": plan.micro_batches,
                 "max_degree": int(plan.degrees.max()),
-                "balance": balance(plan, settings),
+                "balance": balances[number],
             }
-            for number, plan in enumerate(start.plans, start=start.step + 1)
+            for number, plan in enumerate(start.plans)
         ],
         # Names only: values may be private. `commands` leaves these variables out.
         "forwarded": list(users.variables),
@@ -59,5 +69,6 @@ def dry_run_of(launch: Launch, start: Start, refused: list[Problem]) -> dict[str
         "nodes": len(cluster.nodes),
         "commands": [str(command) for command in commands],
         "program": shlex.join(commands[0].job["ranks"][0][1]) if commands else None,
+        "warnings": [warning._asdict() for warning in warnings],
         "refused": [{"key": problem.key, "message": problem.message, "hint": problem.hint} for problem in refused],
     }

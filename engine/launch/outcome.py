@@ -22,6 +22,7 @@ from engine.run import metrics
 from engine.run.folder import RunFolder
 from engine.run.launches import read_launches
 from engine.run.speed import Speed
+from engine.simulator.hollow import small_corpus
 
 _EXHAUSTED = {"repeat": "repeat them", "drop": "drop the source", "stop": "stop the run"}
 
@@ -41,6 +42,7 @@ def facts(launch: Launch, corpora: Corpora, parameters: int) -> Iterator[str | N
     warm_up, steps = config.optimizer.warmup_steps, config.run.steps
     if steps < warm_up:
         yield f"optimizer.warmup_steps={warm_up} is more than run.steps={steps}: optimizer.lr is never reached"
+    yield from map(str, small_corpus(config, corpora.tokens))
 
 
 def _exhausted(config: Config, trained: Sequence[str]) -> str:

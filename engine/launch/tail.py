@@ -11,14 +11,17 @@ from engine.data.quarantine import MOST
 from engine.launch.say import OnStep, Say
 from engine.run import metrics
 from engine.run.folder import RunFolder
+from engine.simulator.hollow import low_balance
+
+_BALANCED = 10  # steps, whose mean balance is judged
 
 
 class MetricsTail:
     """Calls `on_step` for each line that the ranks add to the metrics.
 
     Warns once if a host had less memory than a rank needs for offload or for a copy of its states, if a step has more
-    than `batch_tokens`, and if validation sets are empty; and when documents were left out or steps skipped: at the
-    first one, and whenever their number has doubled.
+    than `batch_tokens`, if validation sets are empty, and if the balance of the first steps is low on average; and when
+    documents were left out or steps skipped: at the first one, and whenever their number has doubled.
     """
 
     def __init__(self, folder: RunFolder, config: Config, on_step: OnStep, say: Say) -> None:
@@ -26,6 +29,7 @@ class MetricsTail:
         self._offset = folder.metrics.stat().st_size
         self._warned, self._left_out = set[str](), 0  # kinds of warnings that are given once
         self._skipped = 0  # steps
+        self._balances = list[float]()  # of the first steps
 
     def __call__(self) -> None:
         """Read the lines added since the last call."""
@@ -37,6 +41,11 @@ class MetricsTail:
                 if kind not in self._warned:
                     self._warned.add(kind)
                     self._say(f"warning: {warning}")
+            if len(self._balances) < _BALANCED and "balance" in line:
+                self._balances.append(line["balance"])
+                if len(self._balances) == _BALANCED:
+                    for low in low_balance(self._config, sum(self._balances) / _BALANCED):
+                        self._say(str(low))
             if (left_out := line.get("left_out", 0)) >= max(1, 2 * self._left_out):
                 self._left_out = left_out
                 self._say(f"warning: {left_out_so_far(left_out, self._folder)}")

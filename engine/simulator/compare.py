@@ -16,7 +16,7 @@ from engine.units import Ints
 TUNED = f"{BASELINE}, tuned"
 _BY_EQUATION_3 = ("naive", "balanced")
 _SAME = ("planner", "ranks")
-_HIGHEST = ("peak_bytes", "host_bytes")  # maxima over steps instead of means, because every step must fit
+_HIGHEST = ("largest_micro_batch", "peak_bytes", "host_bytes")  # maxima over steps: every step must fit
 
 
 def rows(settings: PlanSettings, planners: Iterable[str], tuned: PlanSettings | None = None) -> dict[str, PlanSettings]:
@@ -36,8 +36,8 @@ def rows(settings: PlanSettings, planners: Iterable[str], tuned: PlanSettings | 
 def compare(steps: Sequence[Ints], compared: Mapping[str, PlanSettings]) -> list[Facts]:
     """Simulate `steps` (the lengths of each, [S]) with each of the settings; returns one dict of facts for each.
 
-    Facts are means over steps, except for peak memory (maxima) and tokens per second (of all steps together). Speed-ups
-    are relative to the row `BASELINE`, and `speedup_tuned` to the row `TUNED`, if there is one.
+    Facts are means over steps, except for memory and `largest_micro_batch` (maxima) and tokens per second (of all steps
+    together). Speed-ups are relative to the row `BASELINE`, and `speedup_tuned` to the row `TUNED`, if there is one.
     """
     runs = {label: mean_outcome((plan_step(lengths, own) for lengths in steps), own) for label, own in compared.items()}
     found = []

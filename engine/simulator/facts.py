@@ -21,6 +21,7 @@ def facts(plan: StepPlan, settings: PlanSettings) -> Facts:
     `lower_bound_s` is the lower bound of docs/planner.md, and `least_ranks` the smallest ring degree at which the
     longest sequence fits, with offload if it is on. `slices` counts a sequence that is not cut once. `ring_ranks` is
     the sum of the degrees of all rings of two ranks or more, and `ring_bytes` the bytes that all ranks send in rings.
+    `largest_micro_batch` is in tokens.
     """
     makespan = simulate(plan, settings).makespan
     workload = workload_of(plan.sequence_lengths, settings)
@@ -36,6 +37,7 @@ def facts(plan: StepPlan, settings: PlanSettings) -> Facts:
         "slices": plan.slices,
         "tokens": tokens,
         "micro_batches": plan.micro_batches,
+        "largest_micro_batch": int(micros.max()),
         "max_degree": int(plan.degrees.max()),
         "least_ranks": int(workload.least_degrees[0]),
         "ring_ranks": int(plan.degrees[plan.degrees > 1].sum()),
@@ -56,7 +58,8 @@ def outcome(plan: StepPlan, settings: PlanSettings, timeline: Timeline) -> Facts
 
     `compute_s` and `exposed_comm_s` are means over ranks and their stages; `bubble` is the mean fraction of the step
     during which a rank is idle: it waits for other ranks or pipeline stages, or for weights that ZeRO-3 gathers. `mfu`
-    is the model FLOPs of the step divided by those of all devices at their peak rate.
+    is the model FLOPs of the step divided by those of all devices at their peak rate. `balance` and
+    `largest_micro_batch` are those of `facts`.
     """
     costs = settings.costs
     step = timeline.makespan + costs.step
@@ -71,9 +74,11 @@ def outcome(plan: StepPlan, settings: PlanSettings, timeline: Timeline) -> Facts
         "compute_s": costs.seconds(timeline.compute),
         "exposed_comm_s": costs.seconds(timeline.exposed),
         "bubble": max(0.0, 1 - (timeline.compute + timeline.exposed + costs.step) / step),
+        "balance": useful(plan.sequence_lengths, settings) / timeline.makespan,
         "mfu": costs.flops(plan.sequence_lengths) / (devices * costs.peak_flops_per_s * costs.seconds(step)),
         "ring_bytes_in_nodes": inside,
         "ring_bytes_between_nodes": between,
+        "largest_micro_batch": int(loads.micro_tokens(plan).max()),
         "peak_bytes": int(loads.peak_bytes(plan, costs).max()),
         "host_bytes": host_bytes(plan, settings),
     }

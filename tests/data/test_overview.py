@@ -62,11 +62,13 @@ def parts(corpora: Corpora) -> list[set[int]]:
 
 def test_few_documents_are_counted(write_files: WriteFiles, make_config: MakeConfig) -> None:
     root = write_files({"a.txt": b"abc", "b.txt": b"", "c.txt": b"x", "d.txt": b"", "e.txt": b"four"})
-    found = packed(make_config(root)).overview
+    corpora = packed(make_config(root))
+    found = corpora.overview
     nats = BigramCounts()
     for text in (b"abc", b"x", b"four"):
         nats.add(encode(text))
     assert found == Overview(training=3, validation=0, empty=2, longest=5, bigram_nats=nats.entropy())
+    assert corpora.tokens == 4 + 2 + 5
 
 
 def test_documents_of_both_sides_are_counted(write_files: WriteFiles, make_config: MakeConfig) -> None:
@@ -83,6 +85,8 @@ def test_documents_of_both_sides_are_counted(write_files: WriteFiles, make_confi
         table, cursor = step
         seen |= {*zip(table.block.tolist(), table.document.tolist(), strict=True)}
     assert len(seen) == found.training
+    training = [corpus.open(block).inputs()[document] for corpus in corpora.sources for block, document in seen]
+    assert corpora.tokens == sum(training)
 
 
 def test_bigrams_are_those_of_all_documents(write_files: WriteFiles, make_config: MakeConfig) -> None:

@@ -64,6 +64,12 @@ def test_a_dry_run_plans_three_steps_and_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_a_step_that_is_larger_than_the_corpus_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = train(config(tmp_path, "batch_tokens=1M", "capacity=8K"), dry_run=True)["dry_run"]["warnings"]
+    assert (found["code"], found["key"]) == ("small_corpus", "batch_tokens")
+    assert f"warning: batch_tokens: {found['message']}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("overrides", "launcher", "message"),
     [
@@ -176,7 +182,7 @@ def test_a_dry_run_resumes_from_a_checkpoint_and_changes_nothing(tmp_path: Path)
     (tmp_path / "run" / "resolved.yaml").write_text(resolved_yaml(settings))
     before = files(tmp_path)
     fresh = train(settings, dry_run=True, resume="never", say=said.append)["dry_run"]
-    assert said[-1] == f"a run would rename the folder of the old run to {tmp_path / 'run.1'}"
+    assert f"a run would rename the folder of the old run to {tmp_path / 'run.1'}" in said
     assert (fresh["steps"][0]["step"], fresh["checkpoint"]) == (1, None) and files(tmp_path) == before
 
 
@@ -755,6 +761,17 @@ def test_a_step_beyond_batch_tokens_is_said_once(tmp_path: Path, overrides: list
         tail()
     assert said == [f"warning: step 3 has 1,025 tokens, more than batch_tokens=1024: {expected}"]
     assert len(shown) == 4
+
+
+@pytest.mark.parametrize(("balances", "low"), [([0.3] * 12, 1), ([0.3] * 9, 0), ([0.3] * 5 + [0.8] * 5 + [0.1] * 9, 0)])
+def test_a_low_balance_of_the_first_ten_steps_is_said_once(tmp_path: Path, balances: list[float], low: int) -> None:
+    folder, said = RunFolder(tmp_path), list[str]()
+    folder.metrics.touch()
+    tail = MetricsTail(folder, config(tmp_path), lambda line: None, said.append)
+    for step, balance in enumerate(balances, start=1):
+        append(folder.metrics, {"step": step, "balance": balance})
+        tail()
+    assert len(said) == low and all(line.startswith("warning: batch_tokens: ") and "30%" in line for line in said)
 
 
 @pytest.mark.parametrize(("names", "sets"), [([], "set is"), (["web", "code"], "sets of web, code are")])
