@@ -13,7 +13,7 @@ simulated.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -239,10 +239,17 @@ class Search:
         return Trial(candidate, mean_outcome(plans, settings), max(memory, key=lambda one: one.peak))
 
 
-def tuned_static(config: Config, steps: Sequence[Ints], deadline: float, *, with_own: bool = False) -> Search:
+def tuned_static(
+    config: Config,
+    steps: Sequence[Ints],
+    deadline: float,
+    *,
+    with_own: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> Search:
     """Search the fastest settings of the static planner for a config; arguments as of `search`."""
     static = config.model_copy(update={"planner": config.planner.model_copy(update={"name": "static"})})
-    return search(static, steps, deadline, shown=1, with_own=with_own)
+    return search(static, steps, deadline, shown=1, with_own=with_own, clock=clock)
 
 
 def search(
@@ -253,11 +260,12 @@ def search(
     *,
     shown: int = SHOWN,
     with_own: bool = True,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Search:
     """Search the `shown` fastest settings for `steps`, the lengths of each, [S]; `fixed` keys keep their value.
 
-    No simulation begins after `deadline`, in seconds of `time.monotonic()`, except the first. The config itself is
-    simulated first, if it fits and unless `with_own` is false.
+    No simulation begins after `deadline`, in seconds of `clock`, except the first. The config itself is simulated
+    first, if it fits and unless `with_own` is false.
     """
     found = Search(steps, shown)
     # Of settings with the same plans, those of the smallest capacity come first: they need the least memory.
@@ -273,7 +281,7 @@ def search(
         left = [one for one in left if id(one) not in numbers]
         if not left:
             break
-        if found.trials and time.monotonic() > deadline:
+        if found.trials and clock() > deadline:
             found.drop(UNTRIED, _bounded(left[0]), len(left))
             break
         candidate = own or found.most_promising(left)
