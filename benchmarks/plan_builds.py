@@ -38,7 +38,7 @@ from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 
 CORPORA = ("data", "github", "byted")  # `data` is the quickstart's: the standard library's source files
-SETTINGS = ("recipe=h200-1b-64k", "cluster.ranks_per_node=8", "capacity=8K", "context=64K")
+SETTINGS = ("recipe=h200-1b-64k", "cluster.ranks_per_node=8", "capacity=8K", "context=64K", "recompute=layer")
 OLD_LEAST_TOKENS = 4096
 FIRST_STEPS = 10  # not counted: most shapes that come again are new in them
 COSTS = PlanCosts(nominal("h200x8").plan_build_s)

@@ -193,14 +193,14 @@ def test_the_largest_capacity_is_the_same_in_all_commands(keys: list[str], capsy
 
 def test_headroom_is_left_free_on_the_device_and_on_the_host() -> None:
     """What fits with 0 and fills the memory does not fit with more; neither does what fills the host."""
-    keys = ["recipe=llama7b-2m", "offload.ratio=0"]
+    keys = [*LLAMA7B_2M, "offload.ratio=0"]
     config = load([*keys, "cluster.headroom=0"])
     peak = estimate(config, PlanSettings.of(config)).peak
     full = [*keys, f"cluster.device_memory={peak}"]
     assert problem(*full, "cluster.headroom=0") is None
     found = problem(*full, "cluster.headroom=0.01")
     assert found is not None and found[0] == "cluster.device_memory" and "cluster.headroom=0.01" in found[1]
-    host = ["recipe=llama7b-2m", "optimizer.on_host=true", "zero.stage=3"]
+    host = [*LLAMA7B_2M, "optimizer.on_host=true", "zero.stage=3"]
     states = PlanSettings.of(load(host)).costs.host_fixed_bytes
     host.append(f"cluster.host_memory={states}")
     assert problem(*host, "cluster.headroom=0", "offload.ratio=0") is None

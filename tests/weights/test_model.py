@@ -146,11 +146,13 @@ def test_a_missing_or_invalid_folder_is_refused(tmp_path: Path, weights: Path) -
 
 def test_the_tokenizer_of_documents_is_that_of_the_weights(weights: Path, tmp_path: Path) -> None:
     """Unless the user or a recipe for weights sets one, or the tokens have been made."""
-    typed, theirs = ["recipe=llama7b-256k", f"run.weights={weights}", "data.path=a"], str(weights)
+    typed = ["recipe=llama7b-256k", f"run.weights={weights}", "data.path=a", "parallel.tp=1"]
+    theirs = str(weights)
     assert loaded(*typed)[0].data.tokenizer == "bytes", "the folder has none"
     (weights / "tokenizer.json").write_text("{}")
     mine, sources = tmp_path / "mine.yaml", "data.sources.a.path=a"
-    mine.write_text(f"defaults: llama7b-256k\nrun:\n  weights: {weights}\ndata:\n  tokenizer: bytes\n")
+    sizes = "defaults: llama7b-256k\nparallel:\n  tp: 1\n"
+    mine.write_text(f"{sizes}run:\n  weights: {weights}\ndata:\n  tokenizer: bytes\n")
     of_texts = [
         [*typed, "data=jsonl"],
         ["recipe=1b-64k-1node", *typed[1:]],  # its own is an example
