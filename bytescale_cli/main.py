@@ -147,3 +147,5 @@ def run(arguments: Sequence[str] | None = None) -> int:
                 return ExitCode.OK
             error = error.__context__
         return report_error(error, as_json="--json" in words, debug="--debug" in words)
+    finally:
+        interrupts.answered()

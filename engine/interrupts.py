@@ -25,7 +25,7 @@ from typing import Any
 
 _AGAIN_S = 0.02  # until a signal is sent again
 _FRAGILE = "llvmlite"
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 _received: int | None = None  # the last signal that nothing has answered
 _timer = threading.Timer(0, lambda: None)  # sends it again

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,8 +17,12 @@ import pytest
 from bytescale_cli.main import run
 from bytescale_cli.start import start
 from engine import interrupts
+from engine.launch.copies import copies
+from engine.launch.outcome import write_page
 from engine.launch.ranks import run_ranks
 from engine.run.folder import RunFolder
+from engine.run.metrics import append
+from engine.run.remote import Remote
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +78,7 @@ def test_an_interruption_stays_one(
     assert run(["plan"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
     assert time.monotonic() - started < 20
+    interrupts.check()
 
 
 def test_a_command_that_lost_it_has_no_result(
@@ -134,3 +140,29 @@ def test_ctrl_c_during_imports_has_no_traceback(before: str, within: str, monkey
         assert start()
     finally:
         signal.signal(signal.SIGINT, own)
+
+
+def test_a_report_that_is_interrupted_leaves_the_outcome_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, said = RunFolder(tmp_path), list[str]()
+    append(folder.metrics, {"step": 1})
+    monkeypatch.setattr("engine.report.run_page.write_report", replaced)
+    with interrupts.raised():
+        assert write_page(folder, said.append) is None
+        interrupts.check()
+    assert f"bytescale report {tmp_path}" in said[0]
+
+
+def test_copies_that_are_interrupted_leave_the_outcome_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def joined(self: threading.Thread, timeout: float | None = None) -> None:
+        if self.name == "copies" and timeout is not None:
+            monkeypatch.undo()
+            press()
+
+    remote = Remote(f"file://{tmp_path}/remote")
+    with interrupts.raised(), copies(tmp_path, remote, 0, lambda line: None):
+        monkeypatch.setattr(threading.Thread, "join", joined)
+    interrupts.check()

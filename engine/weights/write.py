@@ -14,7 +14,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine import interrupts
 from engine.errors import ConfigError, StorageError
 from engine.files import sync
 from engine.folders import drafting
@@ -48,7 +47,7 @@ def new_folder(out: Path) -> Iterator[Path]:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) == signal.SIG_DFL:
                 stack.callback(signal.signal, number, signal.SIG_DFL)
-                signal.signal(number, interrupts.handle)
+                signal.signal(number, signal.default_int_handler)
         try:
             draft = stack.enter_context(drafting(out.absolute()))
         except BlockingIOError as error:

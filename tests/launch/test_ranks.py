@@ -418,6 +418,8 @@ def test_a_request_before_ranks_start_starts_none(folder: RunFolder) -> None:
         with pytest.raises(PreemptedError) as caught:
             run_ranks([node(folder, marks, start=(sys.executable, "-c", asks))], folder, lambda: None, print)
         assert caught.value.code == code and not (folder.root / "started").exists()
+        named = f"bytescale train --resume {folder.root}" in str(caught.value.problems[0].hint)
+        assert named == (code == 75)
         (folder.checkpoints / "step-00000001").mkdir(parents=True, exist_ok=True)
 
 
