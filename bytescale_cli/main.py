@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Annotated, Any
 
@@ -113,7 +113,12 @@ def _built(*, outline: bool) -> Any:
     """Let Typer build the commands. It inspects all their parameters, which `bytescale --help` does not show: for that
     an `outline` of names and descriptions is enough."""
     if not outline:
-        return typer.main.get_command(app)
+        whole = typer.main.get_command(app)
+        for one in _with_subcommands(whole):
+            for parameter in one.params:  # beside KEY=VALUE, Python's type of it, `<list[str]>`, says nothing
+                if parameter.param_type_name == "argument":
+                    parameter.display_type_rich = lambda ctx: None
+        return whole
     found = typer.Typer(add_completion=False, rich_markup_mode=None)
     found.registered_callback = app.registered_callback
     for command in app.registered_commands:
@@ -124,6 +129,12 @@ def _built(*, outline: bool) -> Any:
         assert group.typer_instance is not None
         found.add_typer(typer.Typer(help=group.typer_instance.info.help), name=group.name)
     return typer.main.get_command(found)
+
+
+def _with_subcommands(command: Any) -> Iterator[Any]:
+    yield command
+    for one in getattr(command, "commands", {}).values():
+        yield from _with_subcommands(one)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -140,6 +140,13 @@ def test_a_cause_continues_its_line_in_lower_case(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err.splitlines()[0] == "error: no such command 'trian'"
 
 
+@pytest.mark.parametrize("line", ["plan --help", "report --help", "generate --help", "runs compare --help"])
+def test_help_shows_no_types_of_python(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(line.split()) == 0
+    said = capsys.readouterr().out
+    assert "Arguments:" in said and "<" not in said
+
+
 @pytest.mark.parametrize("line", ["", "--help", "train --help", "plan --help", "recipes --help", "config show --help"])
 def test_help_is_data(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(line.split()) == 0
