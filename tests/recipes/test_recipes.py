@@ -21,6 +21,8 @@ from engine.fit.estimate import estimate
 from engine.launch.run import train
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
+from engine.simulator.facts import facts
+from engine.simulator.hollow import empty_capacity, low_balance
 from tests.recipes.accept import GOLDEN, golden_texts
 
 PROMISED = {"recipe", "model", "data", "cluster", "planner", "memory", "optimizer", "lengths"}
@@ -108,6 +110,16 @@ def test_each_can_be_planned(name: str, folder: Path) -> None:
     assert fits(settings.costs, config.capacity, settings.budget(settings.device_memory))
     plan = plan_step(next(iter(step_lengths(config, 1))), settings)
     assert plan.ranks == settings.ranks
+
+
+@EACH
+def test_no_plan_is_hollow(name: str) -> None:
+    """The first step with the recipe's own lengths: what users see must not begin with a warning."""
+    config = recipe(name)
+    settings = PlanSettings.of(config)
+    found = facts(plan_step(next(iter(step_lengths(config, 1))), settings), settings)
+    assert low_balance(config, float(found["balance"])) == []
+    assert empty_capacity(config, settings.ranks, int(found["largest_micro_batch"])) == []
 
 
 @EACH
