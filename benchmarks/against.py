@@ -41,8 +41,9 @@ step = tuple(map(int, size.split("/")))
 found = {trace: [measure("adaptive", trace, *step, seed, "free", 5) for seed in range(int(seeds))] for trace in TRACES}
 print(json.dumps(found))
 """
-_RANK = (
-    "recipe=quickstart data=jsonl cluster.ranks_per_node=1 capacity=2K model.hidden=128 model.layers=3 model.ffn=384"
+_RANK = (  # names what the recipes of the two commits do not have in common
+    "recipe=quickstart data=jsonl cluster.ranks_per_node=1 capacity=2K batch_tokens=16K "
+    "model.hidden=128 model.layers=3 model.heads=2 model.kv_heads=1 model.ffn=384"
 )
 _LATER_STEPS = 8  # that the engine's measurement counts
 
