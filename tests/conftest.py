@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from functools import partial
@@ -26,6 +27,7 @@ settings.load_profile("bytescale")
 def pytest_configure(config: pytest.Config) -> None:
     """Hide the machine's GPUs from all tests but those marked gpu, and check and compose the same overrides once."""
     hide_gpus(config.getoption("markexpr"))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for commands in the background
     keep_compositions(config)
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,9 @@ def test_a_stopped_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoppedError, match="was stopped by a signal") as caught:
         list(in_processes(str, [Stopped(), 2], 2, "close other programs"))
     assert caught.value.code == 124
-    left = [
-        child for child in set(psutil.Process().children()) - before if "resource_tracker" not in str(child.cmdline())
-    ]
+    left = list[psutil.Process]()
+    for child in set(psutil.Process().children()) - before:
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            if "resource_tracker" not in str(child.cmdline()):
+                left.append(child)
     assert not psutil.wait_procs(left, timeout=10)[1]

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,17 +112,18 @@ class Hosts:
         """Set the link of a host `up` or `down`: the end at the switch, so it is as if its cable were pulled."""
         _run("ip", "-n", self._switch, "link", "set", self.cards[host], state)
 
-    def processes(self) -> list[psutil.Process]:
-        """List the processes of all hosts, without those of sshd."""
+    def processes(self, clients: bool = True) -> list[psutil.Process]:
+        """List the processes of all hosts, without those of sshd, and with those of ssh if `clients`."""
         listed = [
             subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout.split()
             for name in self.names
         ]
         found = list[psutil.Process]()
         for pid in (int(word) for words in listed for word in words):
-            if psutil.pid_exists(pid):
+            with suppress(psutil.NoSuchProcess):  # it has ended since
                 process = psutil.Process(pid)
-                if not process.name().startswith("sshd") and process.status() != psutil.STATUS_ZOMBIE:
+                other = not process.name().startswith("sshd" if clients else "ssh")
+                if other and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 

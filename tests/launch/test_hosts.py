@@ -149,15 +149,15 @@ def test_a_run_listens_at_the_address_of_the_link_only_and_a_stopped_agent_leave
     listened, links = set[str](), set[str]()
 
     def steps() -> bool:
-        started = [one for one in hosts.processes() if one.name() != "ssh"]
+        started = hosts.processes(clients=False)
         listened.update(listening(started))
         links.update(connected(started))
         return (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_bytes().count(b"\n") >= 2
 
     assert wait(steps, 200)
     assert listened == links == set(hosts.addresses[:2]), "those of the link"
-    left = hosts.processes()
-    assert not listening(one for one in left if one.name() != "ssh"), "all have connected"
+    left = hosts.processes(clients=False)
+    assert not listening(left), "all have connected"
     (agent,) = (one for one in left if is_agent(one) and hosts.host_of(one) == 1)
     agent.suspend()
     _, said = process.communicate(timeout=100)
