@@ -39,6 +39,11 @@ def test_the_least_time_of_all_turns_counts_and_the_first_turn_does_not() -> Non
     assert seen == ["then", "now"] * 3
 
 
+def test_a_slow_run_of_one_step_makes_the_others_no_faster() -> None:
+    """Its time is subtracted: the turn with the least difference would count."""
+    assert against.step([(4.0, 20.0, 1000), (9.0, 21.0, 1000)]) == 16_000
+
+
 def test_rows_of_planning_are_means_over_seeds_of_the_least_times() -> None:
     def turn(*ms: float) -> dict[str, list[dict[str, float]]]:
         return {"github": [{"ms": of, "balance": 0.9, "over_bound": 1.1, "makespan_s": 2.0} for of in ms]}
