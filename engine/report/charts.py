@@ -259,9 +259,10 @@ def half_window(values: int) -> int:
     return min(25, max(2, values // 20))
 
 
-def running_median(values: Floats, half: int) -> Floats:
-    """Median of a window around each value, [N]: `half` values on each side, as far as there are so many."""
-    return np.array([np.median(values[max(0, at - half) : at + half + 1]) for at in range(len(values))])
+def running_median(values: Floats, half: int | Ints) -> Floats:
+    """Median of a window around each value, [N]: `half` values on each side, or `half[i]`, if there are so many."""
+    halves = np.broadcast_to(half, len(values))
+    return np.array([np.median(values[max(0, at - on) : at + on + 1]) for at, on in enumerate(halves)])
 
 
 def _step_axis(axes: Axes, steps: Floats) -> None:

@@ -35,17 +35,17 @@ class Curve:
 def smooth(curves: Sequence[Curve]) -> list[Curve]:
     """Return curves of running medians, without the gaps: noise hides how runs differ.
 
-    Where curves have the same values, so have the results: all have the same window, and it does not extend past a
-    place where one of them begins or ends.
+    Where curves have the same values, so have the results: all have the same windows, and none extends past a place
+    where one of the curves begins or ends. Windows become smaller there on both sides, so a steep curve has no step.
     """
     found = [(one.name, one.x[kept], one.y[kept]) for one in curves for kept in [np.isfinite(one.y)]]
     half = half_window(max(len(x) for _, x, _ in found))
-    begins, ends = (np.unique([x[at] for _, x, _ in found if len(x)]) for at in (0, -1))
+    edges = np.unique([x[at] for _, x, _ in found if len(x) for at in (0, -1)])
     smoothed = list[Curve]()
     for name, x, y in found:
-        part = np.searchsorted(begins, x, "right") + np.searchsorted(ends, x, "left")
-        pieces = np.split(y, np.flatnonzero(np.diff(part)) + 1)
-        smoothed.append(Curve(name, x, np.concatenate([running_median(one, half) for one in pieces]), True))
+        from_edges = np.abs(np.arange(len(x))[:, None] - np.searchsorted(x, edges))  # [N, edges], in values
+        halves = np.minimum(from_edges.min(axis=1, initial=half), half)
+        smoothed.append(Curve(name, x, running_median(y, halves), True))
     return smoothed
 
 

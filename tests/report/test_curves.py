@@ -41,6 +41,14 @@ def test_equal_values_are_equal_when_smooth(first: int, last: int) -> None:
     assert np.ptp(long.y[100:140]) < np.ptp(losses[100:140]) / 3, "noise is removed"
 
 
+def test_a_steep_curve_has_no_step_where_another_ends() -> None:
+    """A window that is cut there has the median of one side."""
+    steps = np.arange(1.0, 601)
+    loss = 5.0 * steps**-0.2
+    long, _ = smooth([Curve("a", steps, loss), Curve("b", steps[:20], loss[:20])])
+    np.testing.assert_allclose(long.y, loss, rtol=1e-12)  # the median of values that fall is the middle one
+
+
 def test_a_curve_without_values_stays_empty() -> None:
     one, none = smooth([NOISY, Curve("b", np.arange(3.0), np.full(3, np.nan))])
     assert len(one.x) == 50 and len(none.x) == len(none.y) == 0
