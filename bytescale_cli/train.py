@@ -175,7 +175,7 @@ def _of_run(run: Path) -> Iterator[None]:
         yield
     except ConfigError as error:
         saved = next(iter(newest_first(folder.checkpoints)), "CHECKPOINT")
-        hint = f"restore this file, or go on with its recipe: bytescale train recipe=NAME --resume {saved}"
+        hint = f"restore this file, or continue with its recipe: bytescale train recipe=NAME --resume {saved}"
         error.problems = tuple(
             replace(one, hint=hint) if (one.key or "").startswith(str(folder.resolved)) else one
             for one in error.problems
