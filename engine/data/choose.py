@@ -47,9 +47,9 @@ def with_format(
     """Add those that choose the format of documents to overrides of `load` that set `data.path`, but no `data=`.
 
     `say` gets a line with what was chosen. The run in the run folder keeps its format as long as `data.path` stays,
-    whatever is there by now: in `run.out`, or for the process of a job (`of_job`) in the folder that it uses without.
-    A path where nothing is stays without a format: what reads it reports that. Raises ConfigError if the content does
-    not decide, DataError if it cannot be looked at, or is JSON, but not JSON lines.
+    whatever is there by now. That folder is `run.out`, or for a process of a job (`of_job`) runs/RECIPE. A path that
+    does not exist gets no format: what reads it reports that. Raises ConfigError if the content does not decide, and
+    DataError if it cannot be read, or is JSON, but not JSON lines.
     """
     try:
         config = load(overrides, rules=False)

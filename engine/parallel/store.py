@@ -45,7 +45,7 @@ class AgentStore(Store):
         self.multi_get(keys)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all keys are set. That polled keys are set is noticed within 30 s."""
+        """Return whether all keys are set. For polled keys, the answer may be up to 30 s old."""
         wanted, now = tuple(keys), time.monotonic()
         if now - self._absent.get(wanted, -_ABSENT_S) < _ABSENT_S:
             return False
