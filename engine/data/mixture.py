@@ -27,8 +27,8 @@ left side is at most E - t. A document of L > M tokens makes L the new M. The ri
 before the document, and by the same three cases the left side is at most that.
 
 After a change of weights the bound on ahead still holds. The one on behind can be exceeded, which only knowledge of
-the future weights and lengths could prevent; `docs/log.md` has figures. The method is EEVDF (Stoica and Abdel-Wahab,
-1995) with a common bound in place of the length of each next document.
+the future weights and lengths could prevent; `docs/decisions.md` has figures. The method is EEVDF (Stoica and
+Abdel-Wahab, 1995) with a common bound in place of the length of each next document.
 """
 
 from __future__ import annotations
