@@ -13,6 +13,7 @@ LAYERS = (
     {"run", "control"},
     {"cluster"},
     {"config"},
+    {"family"},
     {
         "close",
         "compiled",

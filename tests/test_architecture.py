@@ -16,6 +16,7 @@ from tests.layers import LAYERS
 
 ROOT = Path(__file__).parent.parent
 PURE = (
+    "family",
     "config",
     "cluster",
     "run",

@@ -1,0 +1,85 @@
+"""All model families. A new one is an entry of `FAMILIES`, and a name in `Model.family` of engine/config/schema.py."""
+
+from __future__ import annotations
+
+from engine.family.family import Family
+from engine.family.layers import LayerKind
+from engine.family.shape import Shape
+
+_ATTENTION = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "layers.{}.attention_norm.weight": "model.layers.{}.input_layernorm.weight",
+    "layers.{}.attention.q.weight": "model.layers.{}.self_attn.q_proj.weight",
+    "layers.{}.attention.k.weight": "model.layers.{}.self_attn.k_proj.weight",
+    "layers.{}.attention.v.weight": "model.layers.{}.self_attn.v_proj.weight",
+    "layers.{}.attention.out.weight": "model.layers.{}.self_attn.o_proj.weight",
+    "layers.{}.ffn_norm.weight": "model.layers.{}.post_attention_layernorm.weight",
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
+_DENSE = {
+    "layers.{}.ffn.gate.weight": "model.layers.{}.mlp.gate_proj.weight",
+    "layers.{}.ffn.up.weight": "model.layers.{}.mlp.up_proj.weight",
+    "layers.{}.ffn.down.weight": "model.layers.{}.mlp.down_proj.weight",
+}
+# Hugging Face stores a tensor for each expert; we stack those of a layer.
+_MIXTRAL_MOE = "model.layers.{}.block_sparse_moe"
+_MIXTRAL = {
+    "layers.{}.ffn.router.weight": f"{_MIXTRAL_MOE}.gate.weight",
+    "layers.{}.ffn.gate": f"{_MIXTRAL_MOE}.experts.{{}}.w1.weight",
+    "layers.{}.ffn.up": f"{_MIXTRAL_MOE}.experts.{{}}.w3.weight",
+    "layers.{}.ffn.down": f"{_MIXTRAL_MOE}.experts.{{}}.w2.weight",
+}
+_KEYS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "ffn": "intermediate_size",
+    "vocab": "vocab_size",
+    "norm_eps": "rms_norm_eps",
+    "tied": "tie_word_embeddings",
+}
+_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+
+
+def _all_dense(model: Shape) -> tuple[LayerKind, ...]:
+    return (LayerKind(model.layers, window=None, experts=False),)
+
+
+def _all_experts(model: Shape) -> tuple[LayerKind, ...]:
+    return (LayerKind(model.layers, window=None, experts=True),)
+
+
+_ALL = (
+    Family(
+        name="llama",
+        architecture="LlamaForCausalLM",
+        layers=_all_dense,
+        tensors=_ATTENTION | _DENSE,
+        keys=_KEYS,
+        fixed=_FIXED,
+        rope_theta=10000.0,
+    ),
+    Family(
+        name="mixtral",
+        architecture="MixtralForCausalLM",
+        layers=_all_experts,
+        tensors=_ATTENTION | _MIXTRAL,
+        keys=_KEYS | {"experts": "num_local_experts", "top_k": "num_experts_per_tok"},
+        fixed=_FIXED,
+        rope_theta=1000000.0,
+        experts=True,
+    ),
+)
+FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
+
+
+def family_of(model: Shape) -> Family:
+    """Return the family of a model."""
+    return FAMILIES[model.family]
+
+
+def unnamed(experts: int) -> str:
+    """Return the family of a model with `experts` per layer whose config does not name it, as in version 0.1."""
+    return "mixtral" if experts > 1 else "llama"

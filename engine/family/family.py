@@ -1,0 +1,45 @@
+"""A model family: what distinguishes it from others, as data and small functions. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.family import parameters
+from engine.family.layers import LayerKind
+from engine.family.parameters import Parameter
+from engine.family.shape import Shape
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family, ours and the matching one of Hugging Face."""
+
+    name: str  # in `model.family`, and Hugging Face's model_type
+    architecture: str  # Hugging Face's class
+    layers: Callable[[Shape], tuple[LayerKind, ...]]  # all layers of a model in order of depth
+    tensors: Mapping[str, str]  # our parameter -> their tensor; `{}` is the layer, a second one the expert
+    keys: Mapping[str, str]  # our keys of `model` -> keys of config.json
+    fixed: Mapping[str, Any]  # keys of config.json for which our model has no setting, with the only value it supports
+    rope_theta: float  # the default if config.json has none
+    experts: bool = False  # some layers have experts, so `model.experts` is above 1
+    qk_norm: bool = False  # each head's queries and keys are normalised before the rotary embedding
+
+    def of_layer(self, model: Shape, kind: LayerKind) -> tuple[Parameter, ...]:
+        """Return the parameters of one layer of a kind."""
+        return parameters.of_layer(model, kind, qk_norm=self.qk_norm)
+
+    def parameters(self, model: Shape) -> dict[str, Parameter]:
+        """Return every parameter of a model by its name in the model, such as layers.0.attention.q.weight.
+
+        A tied head is among them: a pipeline stage without the embedding has a copy of it.
+        """
+        embedding, *others = parameters.of_ends(model)
+        found, number = {embedding.name: embedding}, 0
+        for kind in self.layers(model):
+            layer = self.of_layer(model, kind)
+            for _ in range(kind.count):
+                found |= {f"layers.{number}.{one.name}": one for one in layer}
+                number += 1
+        return found | {one.name: one for one in others}
