@@ -109,7 +109,7 @@ def _show_warnings() -> None:
 
 
 @cache  # tests run many command lines in one process
-def _built(*, outline: bool) -> Any:
+def built(*, outline: bool) -> Any:
     """Let Typer build the commands. It inspects all their parameters, which `bytescale --help` does not show: for that
     an `outline` of names and descriptions is enough."""
     if not outline:
@@ -144,7 +144,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         with interrupts.raised():
-            command = _built(outline=words[0] == "--help")
+            command = built(outline=words[0] == "--help")
             code = int(command.main(words, prog_name="bytescale", standalone_mode=False) or 0)
             if code == ExitCode.INTERRUPTED:  # Typer turns Ctrl-C into this code without a message
                 raise KeyboardInterrupt
