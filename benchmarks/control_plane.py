@@ -37,8 +37,8 @@ from engine.control.control import Control
 from engine.control.link import Link, line_of
 from engine.control.reduction import FAN_OUT, MAX, Operation, children
 from engine.control.sockets import Listener, connect
-from engine.launch.agent import Agent
-from engine.launch.commands import NodeCommand
+from engine.launch.agents.agent import Agent
+from engine.launch.agents.commands import NodeCommand
 from engine.run.folder import RunFolder
 
 RANKS = 8  # of an agent
@@ -110,7 +110,7 @@ class Rank:
 
 def real(agents: int, ranks: int = RANKS) -> tuple[Rank, float]:
     """Run processes as ranks; return the maxima over all ranks, and milliseconds per collective."""
-    from engine.launch.ranks import run_ranks
+    from engine.launch.agents.ranks import run_ranks
 
     with tempfile.TemporaryDirectory() as root:
         folder = RunFolder(Path(root))
@@ -120,7 +120,7 @@ def real(agents: int, ranks: int = RANKS) -> tuple[Rank, float]:
         for first in range(0, agents * ranks, ranks):
             job: dict[str, Any] = {"folder": root, "environment": {}, "peer": None, "alone": True}
             job["ranks"] = [[rank, program] for rank in range(first, first + ranks)]
-            commands.append(NodeCommand("localhost", (sys.executable, "-m", "engine.launch.agent"), {}, job))
+            commands.append(NodeCommand("localhost", (sys.executable, "-m", "engine.launch.agents.agent"), {}, job))
         run_ranks(commands, folder, lambda: None, lambda text: None)
         found = json.loads((folder.root / "found.json").read_text())
     return Rank(*map(max, zip(*(one["rank"] for one in found), strict=True))), median(one["ms"] for one in found)

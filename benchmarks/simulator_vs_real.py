@@ -158,8 +158,8 @@ def run(work: str, config: Config, root: Path) -> None:
     """Run this file with the arguments `work` and `root` on all ranks."""
     from engine.cluster.cluster import Cluster
     from engine.hardware.prepare import write_folder
-    from engine.launch.commands import node_commands
-    from engine.launch.ranks import run_ranks
+    from engine.launch.agents.commands import node_commands
+    from engine.launch.agents.ranks import run_ranks
 
     folder = RunFolder(root)
     write_folder(config, folder)

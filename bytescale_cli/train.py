@@ -36,7 +36,7 @@ from engine.errors import BytescaleError, ConfigError, RunFolderError
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
-    from engine.launch.joined import Joined
+    from engine.launch.schedulers.joined import Joined
 
 LAUNCHERS = ("local", "hostfile", "slurm", "k8s")
 _SHOWN_COMMANDS = 2
@@ -77,7 +77,7 @@ def train(
 
     Unless run.out is set, a run gets a new folder: runs/RECIPE, or runs/RECIPE-2 and so on if that is taken.
     """
-    from engine.launch.joined import joined
+    from engine.launch.schedulers.joined import joined
     from engine.run.folder import RunFolder
 
     aliases = {
@@ -101,7 +101,7 @@ def train(
             submitted = launcher in ("slurm", "k8s") and not place
             config = load_with_weights([*given, *(place.settings(given) if place else [])], elsewhere=submitted)
         if place and not place.first:
-            from engine.launch.join import take_part
+            from engine.launch.schedulers.join import take_part
 
             sys.exit(0 if dry_run else take_part(place, RunFolder(Path(config.run.out))))
         if (
@@ -129,7 +129,7 @@ def train(
             say, on_step = stack.enter_context(progress(None if dry_run else config.run.steps))
             joins = None
             if place:
-                from engine.launch.join import Joins
+                from engine.launch.schedulers.join import Joins
 
                 joins = Joins(place, RunFolder(Path(config.run.out)), os.environ)
                 if not dry_run:
@@ -238,8 +238,8 @@ def _hand_over(
     debug: bool,
 ) -> None:
     """Submit the run, or start it on the nodes of the allocation in which this command runs."""
-    from engine.launch import slurm
-    from engine.launch.submit import hand_over
+    from engine.launch.schedulers import slurm
+    from engine.launch.schedulers.submit import hand_over
 
     allocated = slurm.allocated_nodes(os.environ) if launcher == "slurm" else None
     if allocated is None:

@@ -80,7 +80,7 @@ def ranks_of(process: subprocess.Popen[Any]) -> list[psutil.Process]:
     found = []
     for agent in psutil.Process(process.pid).children():
         with suppress(psutil.Error):  # a process of the launcher that has just ended
-            if "engine.launch.agent" in agent.cmdline():
+            if "engine.launch.agents.agent" in agent.cmdline():
                 found += [child for child in agent.children() if "engine.trainer" in child.cmdline()]
     return found
 

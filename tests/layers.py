@@ -28,3 +28,6 @@ LAYERS = (
         "units",
     },
 )
+
+# Packages whose subpackages have an order too: each may import those after it.
+ROOMS = {"launch": ("schedulers", "agents", "checks")}

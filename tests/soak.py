@@ -114,7 +114,7 @@ def to_others(folder: Path, data: Path) -> list[Row]:
 
     def agent(launcher: Launcher) -> int:
         children = psutil.Process(launcher.process.pid).children()
-        return next(child.pid for child in children if "engine.launch.agent" in child.cmdline())
+        return next(child.pid for child in children if "engine.launch.agents.agent" in child.cmdline())
 
     cases: list[tuple[str, str, int, Callable[[Launcher], object]]] = [
         ("SIGTERM", "launcher", 75, lambda one: one.process.terminate()),

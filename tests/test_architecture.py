@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.layers import LAYERS
+from tests.layers import LAYERS, ROOMS
 
 ROOT = Path(__file__).parent.parent
 PURE = (
@@ -54,6 +54,12 @@ def package(name: str) -> str:
     return parts[1] if parts[0] == "engine" and len(parts) > 1 else parts[0]
 
 
+def room(name: str) -> str:
+    """Return the subpackage of a module: engine.launch.agents.ranks -> agents; empty if it is in none."""
+    parts = name.removeprefix("engine.").split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in ROOMS[parts[0]] else ""
+
+
 def ours(name: str, known: dict[str, Path]) -> str | None:
     """Return the module of ours that an imported name is or lives in."""
     parent = name.rpartition(".")[0]
@@ -75,6 +81,17 @@ def test_arrows_run_down(name: str) -> None:
         target = ours(imported, MODULES)
         if target is not None and package(target) != "engine":
             assert LEVEL[package(name)] <= LEVEL[package(target)], f"{name} imports {target}"
+
+
+@pytest.mark.parametrize("name", sorted(name for name in MODULES if package(name) in ROOMS))
+def test_arrows_between_rooms_run_down(name: str) -> None:
+    """What is directly in the package may import every room, and no room imports it."""
+    rooms = ("", *ROOMS[package(name)])
+    level = rooms.index(room(name))
+    for imported in IMPORTS[name]:
+        target = ours(imported, MODULES)
+        if target is not None and package(target) == package(name):
+            assert level <= rooms.index(room(target)), f"{name} imports {target}"
 
 
 def test_there_is_no_import_cycle() -> None:

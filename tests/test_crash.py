@@ -57,7 +57,7 @@ def test_a_run_of_which_a_rank_was_killed_resumes_exactly(tmp_path: Path, data: 
     assert ledger(killed) == ledger(whole), "every document once, on the same ranks"
 
 
-@pytest.mark.slow  # tests/launch/test_ranks.py has the reports
+@pytest.mark.slow  # tests/launch/agents/test_ranks.py has the reports
 def test_a_rank_or_an_agent_that_is_lost_ends_the_run_and_the_same_command_goes_on(tmp_path: Path, data: Path) -> None:
     """Stops a rank of a run with a hostfile, then kills the agent.
 
@@ -77,7 +77,7 @@ def test_a_rank_or_an_agent_that_is_lost_ends_the_run_and_the_same_command_goes_
             time.sleep(0.01)
         started = psutil.Process(process.pid).children(recursive=True)
         (ours,) = [
-            child for child in psutil.Process(process.pid).children() if "engine.launch.agent" in child.cmdline()
+            child for child in psutil.Process(process.pid).children() if "engine.launch.agents.agent" in child.cmdline()
         ]
         began = time.monotonic()
         os.kill(ours.pid if agent else ranks_of(process)[1].pid, number)
@@ -88,7 +88,7 @@ def test_a_rank_or_an_agent_that_is_lost_ends_the_run_and_the_same_command_goes_
 
     code, said, took = hurt_after(5, signal.SIGSTOP, agent=False)
     assert code == 124 and "rank 1 was stopped by a signal in step " in said
-    assert took < 60, "with the report; tests/launch/test_ranks.py has the bound of 10 s"
+    assert took < 60, "with the report; tests/launch/agents/test_ranks.py has the bound of 10 s"
     code, said, _ = hurt_after(9, signal.SIGKILL, agent=True)
     assert code == 137 and "localhost was lost: its agent was killed by SIGKILL" in said
     assert "resuming from" in said

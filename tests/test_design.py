@@ -17,7 +17,10 @@ from tests.layers import LAYERS
 ROOT = Path(__file__).parents[1]
 DESIGN = (ROOT / "docs" / "design.md").read_text()
 MAP = DESIGN.split("## Map of packages")[1].split("\n## ")[0]
-ROOMS = MAP.split("The planner has five subpackages:")[1].split("`engine/planner")[0]
+ROOMS = {
+    "planner": MAP.split("The planner has five subpackages:")[1].split("`engine/planner")[0],
+    "launch": MAP.split("`engine/launch` has three subpackages,")[1].split("`engine/launch")[0],
+}
 ROWS = [set(re.findall(r"`(\w+)`", line.split("|")[1])) for line in MAP.splitlines() if line.startswith("| `")]
 PATHS = sorted(set(re.findall(r"`((?:engine|recipes|tests|docs|bytescale_cli)/[^`]*)`", DESIGN)))
 
@@ -31,9 +34,10 @@ def test_the_map_has_every_package() -> None:
     assert set.union(*ROWS) >= engine | {"bytescale_cli"}
 
 
-def test_planner_rooms_are_named() -> None:
-    rooms = {path.name for path in (ROOT / "engine" / "planner").iterdir() if (path / "__init__.py").exists()}
-    assert rooms == set(re.findall(r"`(\w+)`", ROOMS))
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_are_named(package: str) -> None:
+    rooms = {path.name for path in (ROOT / "engine" / package).iterdir() if (path / "__init__.py").exists()}
+    assert rooms == set(re.findall(r"`(\w+)`", ROOMS[package]))
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -20,8 +20,8 @@ def test_a_run_goes_on_by_itself_after_faults_at_exact_moments_and_keeps_no_secr
 ) -> None:
     """A rank is killed before the first checkpoint, a connection is cut, and a checkpoint is lost before it is renamed.
 
-    tests/launch/test_ranks.py tests the report of a stopped rank, and `make soak` its restart. The run folder and the
-    messages contain no secrets of the environment, whatever ranks and libraries log (docs/security.md).
+    tests/launch/agents/test_ranks.py tests the report of a stopped rank, and `make soak` its restart. The run folder
+    and the messages contain no secrets of the environment, whatever ranks and libraries log (docs/security.md).
     """
     data, out, whole = documents(tmp_path), tmp_path / "run", tmp_path / "whole"
     mesh = ["parallel.pp=2", "cluster.ranks_per_node=2", "capacity=256"]

@@ -17,9 +17,9 @@ import pytest
 from bytescale_cli.main import run
 from bytescale_cli.start import start
 from engine import interrupts
+from engine.launch.agents.ranks import run_ranks
 from engine.launch.copies import copies
 from engine.launch.outcome import write_page
-from engine.launch.ranks import run_ranks
 from engine.run.folder import RunFolder
 from engine.run.metrics import append
 from engine.run.remote import Remote

@@ -13,8 +13,8 @@ from engine.cluster.cluster import Cluster, Node
 from engine.config.load import load
 from engine.data.scan import scan
 from engine.errors import BytescaleError
-from engine.launch.commands import node_commands
-from engine.launch.ranks import run_ranks
+from engine.launch.agents.commands import node_commands
+from engine.launch.agents.ranks import run_ranks
 from engine.run.folder import RunFolder
 from engine.safe_path import safe_path
 

@@ -16,7 +16,7 @@ import torch
 
 from engine.files import write_durably
 from engine.hardware.timing import timed
-from engine.launch.commands import ALLOCATORS
+from engine.launch.agents.commands import ALLOCATORS
 from engine.offload.peak import peak_bytes
 from engine.selection import first_line
 

@@ -23,9 +23,9 @@ PEERS = 4  # of a rank in all of its rings (planner/neighbours.py)
 _PEERS_IN_TEAMS = 16  # in a pipeline, where rings have teams of up to four
 _FRAGMENTATION = 5  # percent of the tensors on a GPU: PyTorch's allocator with expandable segments
 # A rank of cluster=local is a process on a CPU. Before the first tensor, Python, PyTorch and DeepSpeed take 314 MiB.
-# The C library keeps gaps between small blocks, none to 250 MiB (the allocator's settings: launch/commands.py), and
-# gloo copies what it sends. Both values together are what the fullest of the measured runs held (docs/decisions.md,
-# Memory and offload).
+# The C library keeps gaps between small blocks, none to 250 MiB (the allocator's settings: launch/agents/commands.py),
+# and gloo copies what it sends. Both values together are what the fullest of the measured runs held
+# (docs/decisions.md, Memory and offload).
 _PROCESS = 520 << 20
 _PROCESS_PERCENT = 8  # of the tensors
 

@@ -12,10 +12,11 @@ from engine.config.units import counted
 from engine.doctor import software
 from engine.doctor.check import Check, failed, ok, skipped, warning
 from engine.doctor.libraries import Libraries
-from engine.launch.checks import gpu_problem
-from engine.launch.environment import environment_problem
+from engine.launch.agents.environment import environment_problem
+from engine.launch.checks.launchable import gpu_problem
 
-_KEEPS_ORDER = (2, 26)  # the first NCCL with NCCL_LAUNCH_ORDER_IMPLICIT, see `_of_all_ranks` in launch/commands.py
+# The first NCCL with NCCL_LAUNCH_ORDER_IMPLICIT, see `_of_all_ranks` in engine/launch/agents/commands.py.
+_KEEPS_ORDER = (2, 26)
 _FOR_GPUS = "https://pytorch.org/get-started/locally"
 
 

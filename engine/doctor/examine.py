@@ -18,8 +18,8 @@ from engine.data.cache import cache_folder
 from engine.doctor import devices, hosts, libraries, limits, network, ranks, software, storage
 from engine.doctor.check import Check, Checks, skipped
 from engine.doctor.rank import PARTS
-from engine.launch.checks import check_launch
-from engine.launch.ready import Need, allow_many_files
+from engine.launch.checks.launchable import check_launch
+from engine.launch.checks.ready import Need, allow_many_files
 
 SECTIONS = ("software", "devices", "storage", "system", "network", "hosts")
 

@@ -21,8 +21,8 @@ from engine.doctor import network
 from engine.doctor.check import Check, Checks, failed, ok, skipped
 from engine.doctor.limits import CHECKS
 from engine.doctor.software import Software
-from engine.launch.interface import listening_address
-from engine.launch.ready import Need
+from engine.launch.checks.interface import listening_address
+from engine.launch.checks.ready import Need
 from engine.selection import first_line
 
 _CONNECT_S = 5.0

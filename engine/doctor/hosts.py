@@ -26,11 +26,11 @@ from engine.doctor.software import Software
 from engine.doctor.storage import PREFIX, nearest
 from engine.errors import PreflightError
 from engine.files import new_file
-from engine.launch.agent import last_line
-from engine.launch.commands import over_ssh
-from engine.launch.environment import forwarded, needed_to_start
-from engine.launch.interface import INTERFACES
-from engine.launch.ready import Need
+from engine.launch.agents.agent import last_line
+from engine.launch.agents.commands import over_ssh
+from engine.launch.agents.environment import forwarded, needed_to_start
+from engine.launch.checks.interface import INTERFACES
+from engine.launch.checks.ready import Need
 from engine.safe_path import safe_path
 
 _PROGRAM = (sys.executable, "-m", "engine.doctor.host")

@@ -10,7 +10,7 @@ from pathlib import Path
 from engine.cluster.available_memory import available_bytes
 from engine.config.units import counted, format_bytes
 from engine.doctor.check import Check, failed, ok, warning
-from engine.launch.ready import SOCKETS, Need, most_threads
+from engine.launch.checks.ready import SOCKETS, Need, most_threads
 
 SHARED = Path("/dev/shm")
 _FILES = 512  # that a rank or a launcher has open besides connections: libraries, documents, logs

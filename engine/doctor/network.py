@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.config.units import counted
 from engine.doctor.check import Check, failed, ok, warning
-from engine.launch.interface import INTERFACES, interface_problem, interface_towards, loopback_problem
+from engine.launch.checks.interface import INTERFACES, interface_problem, interface_towards, loopback_problem
 
 
 def loopback() -> Check:

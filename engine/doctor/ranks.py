@@ -12,8 +12,8 @@ from engine.config.load import load, resolved_yaml
 from engine.doctor.check import Check, failed, ok, skipped
 from engine.doctor.rank import ELEMENTS, PARTS, result
 from engine.errors import BytescaleError
-from engine.launch.commands import node_commands
-from engine.launch.ranks import PreemptedError, run_ranks
+from engine.launch.agents.commands import node_commands
+from engine.launch.agents.ranks import PreemptedError, run_ranks
 from engine.readers import read_object
 from engine.run.folder import RunFolder
 

@@ -15,7 +15,7 @@ from engine.data.overview import Corpora
 from engine.data.steps import Cursor
 from engine.errors import MemoryFitError
 from engine.fit.machine import on_this_machine
-from engine.launch.checks import check_launch
+from engine.launch.checks.launchable import check_launch
 from engine.launch.prepare import write_facts
 from engine.run.folder import RunFolder
 

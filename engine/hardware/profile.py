@@ -20,10 +20,10 @@ from engine.folders import temporary
 from engine.hardware.fit import Point, calibrate, points, split_launch_bound
 from engine.hardware.measured import NETWORK, RESULT, Case, Measured, Timing, read, read_network
 from engine.hardware.prepare import measuring, write_folder
-from engine.launch.checks import gpu_problem, no_gpus, pytorch_problem
-from engine.launch.commands import node_commands
-from engine.launch.environment import environment_problem
-from engine.launch.ranks import PreemptedError, RankError, run_ranks
+from engine.launch.agents.commands import node_commands
+from engine.launch.agents.environment import environment_problem
+from engine.launch.agents.ranks import PreemptedError, RankError, run_ranks
+from engine.launch.checks.launchable import gpu_problem, no_gpus, pytorch_problem
 from engine.run.folder import RunFolder
 
 SECONDS = 36.0  # of measuring, approximately; starting the ranks takes ten more, and the network between two nodes five

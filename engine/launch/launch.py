@@ -9,10 +9,10 @@ from pathlib import Path
 
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
-from engine.launch.commands import NodeCommand, node_commands
-from engine.launch.environment import Forwarded, forwarded
-from engine.launch.join import Joins
+from engine.launch.agents.commands import NodeCommand, node_commands
+from engine.launch.agents.environment import Forwarded, forwarded
 from engine.launch.say import Say
+from engine.launch.schedulers.join import Joins
 from engine.run.folder import RunFolder
 
 

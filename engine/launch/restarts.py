@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from engine.errors import BytescaleError, ExitCode, PreflightError
-from engine.launch.ranks import RankError
+from engine.launch.agents.ranks import RankError
 from engine.run import metrics
 from engine.run.folder import RunFolder
 

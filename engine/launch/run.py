@@ -19,17 +19,24 @@ from engine.fit.host import host_problem, tight, waits_for_checkpoints
 from engine.fit.machine import on_this_machine
 from engine.folders import remove_ruins
 from engine.launch import prepare
-from engine.launch.checks import check_launch, gpu_problem, idle_gpus, not_launchable, same_host, shared_cores
+from engine.launch.agents.environment import environment_problem
+from engine.launch.agents.ranks import unfailing
+from engine.launch.checks.launchable import (
+    check_launch,
+    gpu_problem,
+    idle_gpus,
+    not_launchable,
+    same_host,
+    shared_cores,
+)
+from engine.launch.checks.place import check_place
+from engine.launch.checks.ready import Need, unready
 from engine.launch.copies import copies
 from engine.launch.dry_run import PLANNED, dry_run_of
-from engine.launch.environment import environment_problem
-from engine.launch.join import Joins
 from engine.launch.launch import Launch
 from engine.launch.outcome import facts, outcome
-from engine.launch.place import check_place
-from engine.launch.ranks import unfailing
-from engine.launch.ready import Need, unready
 from engine.launch.say import OnStep, Say
+from engine.launch.schedulers.join import Joins
 from engine.launch.stragglers import with_speeds
 from engine.launch.supervise import requests_to_stop, supervise
 from engine.run.checkpoints import newest_first

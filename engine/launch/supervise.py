@@ -17,10 +17,10 @@ from engine import interrupts
 from engine.cluster.mesh import Mesh
 from engine.errors import BytescaleError, ExitCode
 from engine.launch import prepare
+from engine.launch.agents.launchers import Launcher, Starts
+from engine.launch.agents.ranks import PreemptedError, run_ranks, stopped_on_request
 from engine.launch.launch import Launch
-from engine.launch.launchers import Launcher, Starts
 from engine.launch.outcome import write_page
-from engine.launch.ranks import PreemptedError, run_ranks, stopped_on_request
 from engine.launch.restarts import Restart, Restarts
 from engine.launch.say import OnStep
 from engine.launch.stragglers import Stragglers

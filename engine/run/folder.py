@@ -47,7 +47,7 @@ class RunFolder:
         return self.logs / f"node-{number}.log"
 
     def launch(self, key: str) -> Path:
-        """The file through which the other processes of a launch find its launcher (engine/launch/join.py)."""
+        """The file through which the other processes of a launch find its launcher (launch/schedulers/join.py)."""
         return self.logs / f"launch-{key}.json"
 
     def tracker_log(self, name: str) -> Path:

@@ -16,7 +16,7 @@ from engine.config.load import load
 from engine.config.resolved import resolved_yaml
 from engine.config.schema import Config
 from engine.errors import BytescaleError, ExitCode
-from engine.launch import join
+from engine.launch.schedulers import join
 
 Calls = list[dict[str, Any]]
 Say = Callable[[str], None]

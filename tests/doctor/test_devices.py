@@ -11,7 +11,7 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.doctor import devices, libraries
 from engine.doctor.libraries import Libraries
-from engine.launch import checks
+from engine.launch.checks import launchable
 
 CPUS = load([])
 GPUS = load(["cluster=h100x8", "cluster.ranks_per_node=2"])
@@ -26,10 +26,10 @@ def answers(**more: dict[str, Any]) -> Libraries:
 
 @pytest.fixture
 def with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (devices, checks):
+    for module in (devices, launchable):
         monkeypatch.setattr(module, "visible_gpus", lambda: 2)
-    monkeypatch.setattr(checks, "pytorch_without_cuda", lambda: None)
-    monkeypatch.setattr(checks, "least_gpu_memory", lambda: None)
+    monkeypatch.setattr(launchable, "pytorch_without_cuda", lambda: None)
+    monkeypatch.setattr(launchable, "least_gpu_memory", lambda: None)
 
 
 def gpus(config: Config, found: Libraries) -> Any:

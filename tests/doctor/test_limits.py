@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from engine.doctor import limits
-from engine.launch import ready
-from engine.launch.ready import Need
+from engine.launch.checks import ready
+from engine.launch.checks.ready import Need
 
 SMALL = Need(ranks=2, world=2, nodes=1, gpus=False)
 LARGE = Need(ranks=8, world=1024, nodes=128, gpus=True)

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from engine.doctor import network
-from engine.launch import interface
+from engine.launch.checks import interface
 
 CARDS = ["lo", "eth0", "eth1", "ib0", "docker0"]
 

@@ -13,9 +13,10 @@ from engine.fit import check, machine
 from engine.fit.check import fit_error
 from engine.fit.machine import on_this_machine
 from engine.hardware.prepare import measuring
-from engine.launch import checks, supervise
-from engine.launch.checks import gpu_problem
-from engine.launch.commands import NodeCommand
+from engine.launch import supervise
+from engine.launch.agents.commands import NodeCommand
+from engine.launch.checks import launchable
+from engine.launch.checks.launchable import gpu_problem
 from engine.launch.run import train
 
 GIB = 2**30
@@ -25,10 +26,10 @@ def has(monkeypatch: pytest.MonkeyPatch, host: int | None, gpu: int | None, gpus
     """Make this a machine with `host` bytes of memory and GPUs of `gpu` bytes."""
     monkeypatch.setattr(machine, "total_bytes", lambda: host)
     monkeypatch.setattr(machine, "least_gpu_memory", lambda: gpu)
-    monkeypatch.setattr(checks, "least_gpu_memory", lambda: gpu)
-    monkeypatch.setattr(checks, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(launchable, "least_gpu_memory", lambda: gpu)
+    monkeypatch.setattr(launchable, "visible_gpus", lambda: gpus)
     monkeypatch.setattr(check, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(checks, "pytorch_without_cuda", lambda: None)
+    monkeypatch.setattr(launchable, "pytorch_without_cuda", lambda: None)
 
 
 def limited(*overrides: str) -> tuple[Config, list[str]]:

@@ -13,8 +13,8 @@ from engine.errors import ExitCode, MemoryFitError, PreflightError
 from engine.hardware import profile as profiling
 from engine.hardware.fit import calibrate, points, split_launch_bound
 from engine.hardware.profile import Profile, check_cluster, profile
-from engine.launch.commands import NodeCommand
-from engine.launch.ranks import PreemptedError, RankError
+from engine.launch.agents.commands import NodeCommand
+from engine.launch.agents.ranks import PreemptedError, RankError
 from engine.run.folder import RunFolder
 from tests.hardware.machines import config, measured, network
 
@@ -135,16 +135,16 @@ def test_a_cluster_of_gpus_is_not_measured_without_one(monkeypatch: pytest.Monke
     with pytest.raises(PreflightError, match="CUDA finds none on this machine") as caught:
         check_cluster(ours, 0)
     assert caught.value.problems[0].key == "cluster=h200x8"
-    monkeypatch.setattr("engine.launch.checks.pytorch_without_cuda", lambda: None)
+    monkeypatch.setattr("engine.launch.checks.launchable.pytorch_without_cuda", lambda: None)
     check_cluster(ours, 1)
-    monkeypatch.setattr("engine.launch.checks.pytorch_without_cuda", lambda: "2.13.0+cpu")
+    monkeypatch.setattr("engine.launch.checks.launchable.pytorch_without_cuda", lambda: "2.13.0+cpu")
     with pytest.raises(PreflightError, match="built without CUDA"):
         check_cluster(ours, 1)
     check_cluster(load([]), 0)
 
 
 def test_slots_without_a_gpu_are_found_before_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.launch.checks.visible_gpus", lambda: 1)
+    monkeypatch.setattr("engine.launch.checks.launchable.visible_gpus", lambda: 1)
     (tmp_path / "hosts").write_text("localhost slots=2\nb slots=2\n")
     with pytest.raises(PreflightError, match="2 ranks need one GPU each, but CUDA finds 1"):
         check_cluster(load(["cluster=h200x8", f"cluster.hostfile={tmp_path / 'hosts'}"]), 1)

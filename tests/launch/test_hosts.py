@@ -167,7 +167,7 @@ def test_a_run_listens_at_the_address_of_the_link_only_and_a_stopped_agent_leave
 
 def is_agent(process: psutil.Process) -> bool:
     """Whether it is an agent, and not the client or the shell that has started it."""
-    return process.cmdline()[-2:] == ["-m", "engine.launch.agent"] and process.name().startswith("python")
+    return process.cmdline()[-2:] == ["-m", "engine.launch.agents.agent"] and process.name().startswith("python")
 
 
 def test_a_signal_to_the_launcher_and_its_ssh_saves_a_checkpoint(tmp_path: Path, data: Path, hosts: Hosts) -> None:

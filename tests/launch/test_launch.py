@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from engine.config.load import load
-from engine.launch.join import Joins
-from engine.launch.joined import Joined
 from engine.launch.launch import Launch
+from engine.launch.schedulers.join import Joins
+from engine.launch.schedulers.joined import Joined
 from engine.run.folder import RunFolder
 
 

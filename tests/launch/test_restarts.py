@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ExitCode, PreflightError
-from engine.launch.ranks import RankError
+from engine.launch.agents.ranks import RankError
 from engine.launch.restarts import Restart, Restarts, StuckError
 from engine.run import metrics
 from engine.run.folder import RunFolder

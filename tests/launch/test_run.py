@@ -24,13 +24,14 @@ from engine.errors import (
 )
 from engine.files import LOCK
 from engine.fit import host as host_memory
-from engine.launch import join, supervise
 from engine.launch import run as launch
-from engine.launch.commands import NodeCommand
-from engine.launch.join import Joins
-from engine.launch.joined import Joined
-from engine.launch.ranks import PreemptedError, RankError
+from engine.launch import supervise
+from engine.launch.agents.commands import NodeCommand
+from engine.launch.agents.ranks import PreemptedError, RankError
 from engine.launch.run import train
+from engine.launch.schedulers import join
+from engine.launch.schedulers.join import Joins
+from engine.launch.schedulers.joined import Joined
 from engine.launch.tail import MetricsTail, left_out_so_far
 from engine.run import checkpoints
 from engine.run.checkpoints import TrainState, newest_first
@@ -58,7 +59,7 @@ def test_a_dry_run_plans_three_steps_and_writes_nothing(tmp_path: Path) -> None:
     assert [step["step"] for step in shown["steps"]] == [1, 2, 3]
     assert all(step["max_degree"] == 2 for step in shown["steps"])
     assert len(shown["commands"]) == shown["nodes"] == 1 and shown["ranks"] == 2
-    assert "engine.launch.agent" in shown["commands"][0]
+    assert "engine.launch.agents.agent" in shown["commands"][0]
     assert shown["program"].endswith(f" -m engine.trainer {tmp_path / 'run'}")
     assert shown["refused"] == []
     assert not (tmp_path / "run").exists()

@@ -14,8 +14,8 @@ from engine.cluster.mesh import Mesh
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.errors import ConfigError
-from engine.launch.join import Joins
-from engine.launch.joined import Joined
+from engine.launch.schedulers.join import Joins
+from engine.launch.schedulers.joined import Joined
 from engine.launch.stragglers import Stragglers, with_speeds
 from engine.planner.settings import PlanSettings
 from engine.run.folder import RunFolder

@@ -9,7 +9,7 @@ import pytest
 from engine.config.load import load
 from engine.errors import BytescaleError, ExitCode, PreflightError
 from engine.launch import supervise
-from engine.launch.ranks import PreemptedError, RankError
+from engine.launch.agents.ranks import PreemptedError, RankError
 from engine.launch.run import train
 from engine.run import metrics
 from engine.run.folder import RunFolder

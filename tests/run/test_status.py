@@ -14,7 +14,7 @@ from engine.config.load import load
 from engine.config.resolved import resolved_yaml
 from engine.errors import ConfigError
 from engine.files import LOCK, locked
-from engine.launch import ranks
+from engine.launch.agents import ranks
 from engine.run import launches, metrics
 from engine.run.folder import RunFolder
 from engine.run.status import differences, is_locked, log_tail, losses, runs_in, status

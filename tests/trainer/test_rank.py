@@ -19,7 +19,7 @@ from engine.control.link import RANK_LINK
 from engine.errors import DataError, ExitCode
 from engine.run.folder import RunFolder
 from engine.trainer.rank import explain, importing
-from tests.launch.nodes import real_rank
+from tests.launch.agents.nodes import real_rank
 
 ERRORS = [
     (DataError("gone", key="a.txt"), ExitCode.DATA, "gone"),

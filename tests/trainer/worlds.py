@@ -13,7 +13,7 @@ import torch.distributed as dist
 from engine.cluster.mesh import Mesh
 from engine.config.load import read_resolved
 from engine.launch import outcome, supervise
-from engine.launch.commands import NodeCommand
+from engine.launch.agents.commands import NodeCommand
 from engine.parallel.axes import Axes
 from engine.parallel.groups import Groups
 from engine.run.checkpoints import newest_first

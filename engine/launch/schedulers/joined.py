@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from engine.config.units import counted
 from engine.errors import ConfigError, Problem
 
-NODES, JOB = "BYTESCALE_NODES", "BYTESCALE_JOB"  # set by the manifest (engine/launch/k8s.py)
+NODES, JOB = "BYTESCALE_NODES", "BYTESCALE_JOB"  # set by the manifest (engine/launch/schedulers/k8s.py)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from engine.errors import PreflightError
-from engine.launch import interface
-from engine.launch.interface import address_towards, interface_towards, listening_address, own_address
+from engine.launch.checks import interface
+from engine.launch.checks.interface import address_towards, interface_towards, listening_address, own_address
 
 
 def test_a_route_has_the_interface_with_its_address() -> None:

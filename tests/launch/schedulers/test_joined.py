@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import ConfigError
-from engine.launch.joined import Joined, joined
+from engine.launch.schedulers.joined import Joined, joined
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",

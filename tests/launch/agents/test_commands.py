@@ -12,7 +12,7 @@ from engine.cluster.cluster import Cluster, Node
 from engine.cluster.hosts import is_local
 from engine.config.load import load
 from engine.config.schema import Config
-from engine.launch.commands import node_commands
+from engine.launch.agents.commands import node_commands
 from engine.run.folder import RunFolder
 
 CPUS, GPUS = load([]), load(["cluster=h100x8"])
@@ -20,7 +20,7 @@ CPUS, GPUS = load([]), load(["cluster=h100x8"])
 
 def test_local_ranks_share_one_agent(tmp_path: Path) -> None:
     (command,) = node_commands(Cluster((Node("localhost", 3),), 2**30), RunFolder(tmp_path), None, GPUS)
-    assert command.arguments == (sys.executable, "-m", "engine.launch.agent")
+    assert command.arguments == (sys.executable, "-m", "engine.launch.agents.agent")
     assert command.ranks == [0, 1, 2]
     assert command.job["environment"]["WORLD_SIZE"] == "3"
     assert command.job["peer"] is None and command.job["alone"], "they need no interface"
@@ -73,7 +73,7 @@ def test_agents_of_other_hosts_start_over_ssh_and_ranks_find_the_first_host(tmp_
     assert not any(c.job["alone"] for c in commands), "a network may be cut"
     beta = commands[1]
     assert beta.arguments[0] == "ssh" and beta.arguments[-2] == "beta" and "BatchMode=yes" in beta.arguments
-    assert shlex.split(beta.arguments[-1])[-3:] == [sys.executable, "-m", "engine.launch.agent"]
+    assert shlex.split(beta.arguments[-1])[-3:] == [sys.executable, "-m", "engine.launch.agents.agent"]
     assert beta.job["environment"]["WORLD_SIZE"] == "4"
     assert beta.job["folder"] == str(folder.root)
     assert [program[-2:] for _, program in beta.job["ranks"]] == [[str(folder.root), str(tmp_path / "step 1")]] * 2
@@ -120,5 +120,5 @@ def test_a_shell_of_another_host_reads_folders_and_values_as_they_are(
     done = subprocess.run(["sh", "-c", shown], cwd="/", capture_output=True, text=True, check=True)
     place, *words, last = done.stdout.split("\0")
     assert place == str(tmp_path / hostile) and last == ""
-    assert f"LD_LIBRARY_PATH={hostile}" in words and words[-3:] == [sys.executable, "-m", "engine.launch.agent"]
+    assert f"LD_LIBRARY_PATH={hostile}" in words and words[-3:] == [sys.executable, "-m", "engine.launch.agents.agent"]
     assert not list(tmp_path.rglob("made"))

@@ -13,8 +13,8 @@ import yaml
 from bytescale_cli.main import run
 from engine.config.load import load
 from engine.errors import ConfigError
-from engine.launch.joined import joined
-from engine.launch.k8s import manifest
+from engine.launch.schedulers.joined import joined
+from engine.launch.schedulers.k8s import manifest
 
 GIVEN = ("k8s.image=registry/bytescale:1", "k8s.claim=training")
 

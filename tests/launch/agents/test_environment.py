@@ -16,9 +16,9 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.errors import PreflightError
 from engine.hardware.profile import check_cluster
-from engine.launch.commands import node_commands
-from engine.launch.environment import environment_problem, forwarded
-from engine.launch.ranks import run_ranks
+from engine.launch.agents.commands import node_commands
+from engine.launch.agents.environment import environment_problem, forwarded
+from engine.launch.agents.ranks import run_ranks
 from engine.launch.run import train
 from engine.run.folder import RunFolder
 from engine.run.metrics import read_metrics
@@ -33,7 +33,7 @@ USERS = {
     "TRITON_CACHE_DIR": "/tmp/triton",
     "HF_HOME": "/data/hf",
     "LD_LIBRARY_PATH": "/opt/lib:/opt/lib64",
-    "PYTHONPATH": f"/opt/python:{Path(__file__).parents[2]}",
+    "PYTHONPATH": f"/opt/python:{Path(__file__).parents[3]}",
 }
 SECRETS = {"HF_TOKEN": "hf_abc", "NCCL_API_KEY": "my-key", "HF_PASSWORD": "my-word", "TORCH_SECRET_OF": "my-secret"}
 SECRETS |= {"HF_HUB_BEARER": "b-value", "DS_ACCESS_PAT": "p-value"}

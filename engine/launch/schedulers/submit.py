@@ -13,9 +13,9 @@ from engine.config.units import counted
 from engine.errors import ConfigError, RunFolderError
 from engine.files import write_durably
 from engine.fit.check import check_fit
-from engine.launch import k8s, slurm
-from engine.launch.checks import check_launch
-from engine.launch.place import check_place
+from engine.launch.checks.launchable import check_launch
+from engine.launch.checks.place import check_place
+from engine.launch.schedulers import k8s, slurm
 from engine.run.folder import RunFolder
 
 

@@ -1,6 +1,6 @@
 """The agent of a node: starts the ranks of this node, watches them, and tells the launcher how they do.
 
-    python -m engine.launch.agent
+    python -m engine.launch.agents.agent
 
 It reads messages of the launcher from its standard input, and writes its own to its standard output, which ssh and srun
 carry to other hosts:
@@ -29,8 +29,8 @@ them. The agents of all nodes are a tree, in which
 they combine values of ranks and pass on their questions (engine/control/branch.py); an agent connects to its parent
 over TCP. Imports no torch.
 
-An agent that a scheduler has started (engine/launch/join.py) says `hello` when the launcher says `again`, before each
-start. It passes on that its scheduler asks it to stop (`asked`), and ends when the launcher says `end`.
+An agent that a scheduler has started (engine/launch/schedulers/join.py) says `hello` when the launcher says `again`,
+before each start. It passes on that its scheduler asks it to stop (`asked`), and ends when the launcher says `end`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from engine.control.signals import STOP_SIGNALS
 from engine.control.sockets import Listener, connect
 from engine.errors import ExitCode, PreflightError, Problem
 from engine.files import append
-from engine.launch.interface import interface_towards, listening_address, loopback_interface
-from engine.launch.ready import Need, allow_many_files, unready
+from engine.launch.checks.interface import interface_towards, listening_address, loopback_interface
+from engine.launch.checks.ready import Need, allow_many_files, unready
 from engine.run.cause import Cause
 from engine.run.folder import RunFolder
 

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from engine.control.link import Link
-from engine.launch.commands import NodeCommand
+from engine.launch.agents.commands import NodeCommand
 from engine.run.folder import RunFolder
 
-AGENT = (sys.executable, "-m", "engine.launch.agent")
+AGENT = (sys.executable, "-m", "engine.launch.agents.agent")
 
 # Reports a place, and waits until it is asked to stop. Ends as a rank that has saved.
 WAITS = """

@@ -11,8 +11,8 @@ import pytest
 
 from engine.config.load import load
 from engine.errors import PreflightError
-from engine.launch import interface, ready
-from engine.launch.ready import Need, unready
+from engine.launch.checks import interface, ready
+from engine.launch.checks.ready import Need, unready
 from engine.launch.run import train
 
 ONE_HOST, ALONE = Need(2, 2, 1, False), Need(1, 1, 1, False)

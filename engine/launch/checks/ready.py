@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from engine.cluster.available_memory import CGROUPS, PROC, own_groups
 from engine.errors import Problem
-from engine.launch.interface import GLOO, NCCL, interface_problem, loopback_problem
+from engine.launch.checks.interface import GLOO, NCCL, interface_problem, loopback_problem
 
 _FILES = 1 << 16  # open at once: two for each node
 _FEWEST_FILES = 64  # of a rank, its planning process or the launcher, besides connections

@@ -1,8 +1,8 @@
 """Slurm: the script that sbatch gets, and srun inside an allocation. Both start `bytescale train` once on each node.
 
-The processes then join each other (engine/launch/join.py). Slurm signals them when the time is nearly over; they save a
-checkpoint and end with 75, and the script has the job queued again. When a node has failed, Slurm does that itself:
-srun waits for the tasks of that node until Slurm has noticed.
+The processes then join each other (engine/launch/schedulers/join.py). Slurm signals them when the time is nearly over;
+they save a checkpoint and end with 75, and the script has the job queued again. When a node has failed, Slurm does that
+itself: srun waits for the tasks of that node until Slurm has noticed.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ import pytest
 
 from engine.control.link import SILENCE_S, Link
 from engine.control.sockets import Listener
-from engine.launch import agent as agents
-from engine.launch.agent import Agent, Beat, last_line, write_stacks
+from engine.launch.agents import agent as agents
+from engine.launch.agents.agent import Agent, Beat, last_line, write_stacks
 from engine.run.folder import RunFolder
-from tests.launch.nodes import WAITS, Launcher, job, real_rank
+from tests.launch.agents.nodes import WAITS, Launcher, job, real_rank
 
 SLEEPS = "import time; time.sleep(60)"
 CHILD = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
@@ -50,7 +50,7 @@ def ranks_of(launcher: Launcher, count: int = 1) -> list[psutil.Process]:
     """Wait until the ranks run their programs."""
     while True:
         children = psutil.Process(launcher.process.pid).children()
-        if len(found := [child for child in children if "engine.launch.agent" not in child.cmdline()]) == count:
+        if len(found := [child for child in children if "engine.launch.agents.agent" not in child.cmdline()]) == count:
             return sorted(found, key=lambda process: process.pid)
         time.sleep(0.01)
 
@@ -386,7 +386,8 @@ def test_descriptors_do_not_grow_with_the_ranks_that_have_ended(folder: RunFolde
 
 def test_a_stopped_agent_and_its_ranks_end_with_what_has_started_it(folder: RunFolder) -> None:
     """As with the sshd of a connection that ends. Nobody else could end them: the launcher is on another host."""
-    started = f"{sys.executable} -m engine.launch.agent; true"  # without the second command, sh would become the first
+    # Without the second command, sh would become the first.
+    started = f"{sys.executable} -m engine.launch.agents.agent; true"
     with subprocess.Popen(["sh", "-c", started], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as connection:
         assert connection.stdin is not None and connection.stdout is not None
         while b"hello" not in connection.stdout.readline():
@@ -412,7 +413,7 @@ def test_ranks_are_shown_that_their_agent_is_there(folder: RunFolder, launcher: 
 
 def test_what_is_printed_is_not_among_the_messages(tmp_path: Path) -> None:
     """A shell that greets without a line break would hide the first message."""
-    greets = f"printf 'Welcome'; exec {sys.executable} -m engine.launch.agent"
+    greets = f"printf 'Welcome'; exec {sys.executable} -m engine.launch.agents.agent"
     with subprocess.Popen(["sh", "-c", greets], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == b"Welcome\n"
@@ -458,6 +459,6 @@ def test_the_last_line_of_a_log_is_of_this_start(tmp_path: Path) -> None:
 
 def test_an_agent_starts_without_what_is_heavy() -> None:
     """All hosts answer before any rank starts."""
-    program = "import sys, engine.launch.agent; print(*sys.modules)"
+    program = "import sys, engine.launch.agents.agent; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) & {"torch", "deepspeed", "numpy", "hydra", "pydantic"} == set()

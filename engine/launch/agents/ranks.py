@@ -25,10 +25,10 @@ from engine.control.processes import StopWatch
 from engine.control.reduction import children
 from engine.control.signals import WARNING, handled
 from engine.errors import BytescaleError, ExitCode, PreflightError, Problem
-from engine.launch.agent import Beat
-from engine.launch.commands import NodeCommand
-from engine.launch.launchers import Launcher, Starts, how_to_resume
-from engine.launch.patience import Patience
+from engine.launch.agents.agent import Beat
+from engine.launch.agents.commands import NodeCommand
+from engine.launch.agents.launchers import Launcher, Starts, how_to_resume
+from engine.launch.agents.patience import Patience
 from engine.run.cause import Cause
 from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder

@@ -52,7 +52,7 @@ def test_a_mistake_is_reported_once(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow  # tests/launch/test_joined.py reads these variables, and tests/launch/test_join.py joins nodes
+@pytest.mark.slow  # test_joined.py reads these variables, and test_join.py joins nodes
 def test_two_nodes_join(tmp_path: Path) -> None:
     """As RANK, WORLD_SIZE and MASTER_ADDR say, which operators of clusters set without torchrun."""
     place = {

@@ -17,7 +17,7 @@ from engine.config.schema import Config
 from engine.config.units import counted, format_apart
 from engine.data.workers import cores
 from engine.errors import ConfigError, Problem
-from engine.launch.interface import addresses_of
+from engine.launch.checks.interface import addresses_of
 
 _LOOKUPS = 64  # of host names at once
 

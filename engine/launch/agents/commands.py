@@ -14,7 +14,7 @@ from engine.cluster.cluster import Cluster
 from engine.cluster.hosts import is_local
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
-from engine.launch.environment import forwarded, needed_to_start
+from engine.launch.agents.environment import forwarded, needed_to_start
 from engine.run.folder import RunFolder
 from engine.safe_path import safe_path
 
@@ -25,14 +25,14 @@ ALLOCATORS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 # blocks it may keep, because to get each from the system again costs a small model a fifth of its time: at the end of
 # the heap up to the second limit, and all gaps between blocks in use.
 CPU_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(256 << 10), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
-# ssh gives up, and says why, before the launcher does (engine/launch/ranks.py).
+# ssh gives up, and says why, before the launcher does (engine/launch/agents/ranks.py).
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=5", "ServerAliveCountMax=3")
 _SSH = ("ssh", *(word for option in _OPTIONS for word in ("-o", option)))
 
 
 @dataclass(frozen=True)
 class NodeCommand:
-    """What starts the agent of a node, and its job: the message `start` of engine/launch/agent.py.
+    """What starts the agent of a node, and its job: the message `start` of engine/launch/agents/agent.py.
 
     On another host, `arguments` are those of ssh, and contain the variables that Python needs to start. `shown` is the
     command without them: values that users set are never printed.
@@ -72,7 +72,7 @@ def node_commands(
     `environment.forwarded` says; they go over the connection, where `ps` does not show them.
 
     `joined_at` is the address of this machine if the agents of the other nodes join, with environments of their own
-    (engine/launch/join.py).
+    (engine/launch/schedulers/join.py).
     """
     addresses = [node.address for node in cluster.nodes[:2]]
     alone = all(is_local(node.host) for node in cluster.nodes)
@@ -80,7 +80,7 @@ def node_commands(
     program = [sys.executable, "-m", *(module or ("engine.trainer", *folders))]
     shared = _of_all_ranks(cluster.ranks, config)
     users, commands, first = forwarded(os.environ, cluster).variables, [], 0
-    agent = (sys.executable, "-m", "engine.launch.agent")
+    agent = (sys.executable, "-m", "engine.launch.agents.agent")
     for number, node in enumerate(cluster.nodes[:limit]):
         here = is_local(node.host)
         job = {

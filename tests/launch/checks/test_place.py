@@ -9,7 +9,7 @@ import pytest
 from engine.config.load import load, resolved_yaml
 from engine.data.sources.folder import folder_files
 from engine.errors import RunFolderError
-from engine.launch.place import check_place, files_of_a_run
+from engine.launch.checks.place import check_place, files_of_a_run
 from engine.launch.prepare import locked
 from engine.run.folder import RunFolder
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.control.progress import PHASES
-from engine.launch.patience import Patience, Place
+from engine.launch.agents.patience import Patience, Place
 
 BEAT_S = 1.0
 

@@ -23,20 +23,20 @@ import pytest
 from engine.control.link import Link
 from engine.control.sockets import Listener
 from engine.errors import ConfigError, ExitCode, PreflightError
-from engine.launch import join
-from engine.launch.commands import NodeCommand
-from engine.launch.join import Joins, _Followers, _meeting, _user_of, take_part
-from engine.launch.joined import Joined
-from engine.launch.ranks import PreemptedError, RankError, run_ranks
+from engine.launch.agents.commands import NodeCommand
+from engine.launch.agents.ranks import PreemptedError, RankError, run_ranks
+from engine.launch.schedulers import join
+from engine.launch.schedulers.join import Joins, _Followers, _meeting, _user_of, take_part
+from engine.launch.schedulers.joined import Joined
 from engine.run.folder import RunFolder
-from tests.launch.nodes import job, node, real_rank
+from tests.launch.agents.nodes import job, node, real_rank
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 OTHER = """
 import sys
 from pathlib import Path
-from engine.launch import join
-from engine.launch.joined import Joined
+from engine.launch.schedulers import join
+from engine.launch.schedulers.joined import Joined
 from engine.run.folder import RunFolder
 join._JOIN_S = {patience}
 sys.exit(join.take_part({place!r}, RunFolder(Path({root!r}))))
@@ -176,7 +176,7 @@ def test_a_node_that_is_killed_is_lost_and_nobody_here_starts_it_again(folder: R
 def test_an_agent_ends_with_its_launcher(folder: RunFolder) -> None:
     """A launcher that is killed says nothing; its connections end."""
     launcher = (
-        f"import sys; sys.path.insert(0, {str(Path.cwd())!r})\nfrom tests.launch.test_join import *\n"
+        f"import sys; sys.path.insert(0, {str(Path.cwd())!r})\nfrom tests.launch.schedulers.test_join import *\n"
         f"folder = RunFolder(Path({str(folder.root)!r}))\nplace = {place()!r}\n"
         "with Joins(place, folder, LOOPBACK) as joins:\n    joins.publish()\n"
         "    launch(joins, folder, 'import time; time.sleep(60)', real_rank(folder))"

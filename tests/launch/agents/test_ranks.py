@@ -15,11 +15,11 @@ import pytest
 
 from engine.control import reduction
 from engine.errors import BytescaleError, PreflightError
-from engine.launch import launchers, ranks
-from engine.launch.commands import NodeCommand
-from engine.launch.ranks import PreemptedError, RankError, run_ranks
+from engine.launch.agents import launchers, ranks
+from engine.launch.agents.commands import NodeCommand
+from engine.launch.agents.ranks import PreemptedError, RankError, run_ranks
 from engine.run.folder import RunFolder
-from tests.launch.nodes import AGENT, WAITS, job, node, real_rank, walks
+from tests.launch.agents.nodes import AGENT, WAITS, job, node, real_rank, walks
 
 FAIL = """
 import json, os, sys, time
@@ -342,7 +342,7 @@ def test_a_stopped_agent_is_noticed_and_its_ranks_end(folder: RunFolder, monkeyp
 def test_a_rank_that_does_not_get_on_is_named_and_stacks_are_in_its_log(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.launch.patience._LEAST_S", 2.0)
+    monkeypatch.setattr("engine.launch.agents.patience._LEAST_S", 2.0)
     place = r"the last steps took 0.\d s\): rank 1 is in step 5 \(forward, micro-batch 1\); others are in step 6"
     with pytest.raises(RankError, match=place) as caught:
         run(folder, walks(folder, 6), walks(folder, 5))
@@ -369,7 +369,7 @@ def test_the_launcher_gets_the_paces_of_ranks(folder: RunFolder) -> None:
 
 def test_agents_hear_the_launcher_while_it_waits_for_storage_or_a_terminal(folder: RunFolder) -> None:
     """What it does between two looks, such as reading the metrics, may take longer than agents wait for it."""
-    impatient = "from engine.launch import agent\nagent.SILENCE_S = 1.5\nagent.main()"
+    impatient = "from engine.launch.agents import agent\nagent.SILENCE_S = 1.5\nagent.main()"
     command = NodeCommand("localhost", (sys.executable, "-c", impatient), {}, job(folder, WAITS, alone=False))
     waits = [lambda: time.sleep(4), lambda: os.kill(os.getpid(), signal.SIGTERM)]
     with pytest.raises(PreemptedError):
@@ -379,7 +379,7 @@ def test_agents_hear_the_launcher_while_it_waits_for_storage_or_a_terminal(folde
 def launch(folder: RunFolder, program: str, before: str = "") -> psutil.Popen:
     """Start a launcher with one rank in a process of its own."""
     launcher = (
-        "from pathlib import Path\nfrom tests.launch.nodes import node\nfrom engine.launch import ranks\n"
+        "from pathlib import Path\nfrom tests.launch.agents.nodes import node\nfrom engine.launch.agents import ranks\n"
         f"from engine.run.folder import RunFolder\n{before}\nfolder = RunFolder(Path({str(folder.root)!r}))\n"
         f"ranks.run_ranks([node(folder, {program!r})], folder, lambda: None, print)"
     )
@@ -476,7 +476,7 @@ def test_a_warning_that_reaches_agents_and_ranks_too_lets_them_save(folder: RunF
             warned.append(True)
             for agent in psutil.Process().children():
                 with suppress(psutil.Error):  # a process of another test that has ended
-                    if "engine.launch.agent" in agent.cmdline():
+                    if "engine.launch.agents.agent" in agent.cmdline():
                         for process in (agent, *agent.children()):
                             process.send_signal(signal.SIGUSR1)
 

@@ -10,8 +10,8 @@ from engine.cluster.cluster import Cluster
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.errors import PreflightError
-from engine.launch import checks
-from engine.launch.checks import gpu_problem
+from engine.launch.checks import launchable
+from engine.launch.checks.launchable import gpu_problem
 from engine.launch.run import train
 
 
@@ -26,8 +26,8 @@ def visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
-    monkeypatch.setattr(checks, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(checks, "pytorch_without_cuda", lambda: None)
+    monkeypatch.setattr(launchable, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(launchable, "pytorch_without_cuda", lambda: None)
 
 
 def test_a_machine_without_a_gpu_is_refused_before_anything_is_written(
@@ -74,7 +74,7 @@ def test_more_ranks_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_other_hosts_and_clusters_of_cpus_need_no_gpu_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "visible_gpus", lambda: pytest.fail("nothing here needs a GPU"))
+    monkeypatch.setattr(launchable, "visible_gpus", lambda: pytest.fail("nothing here needs a GPU"))
     hosts = tmp_path / "hosts"
     hosts.write_text("alpha slots=8\nbeta slots=8\n")
     assert gpu_problem(*h200(f"cluster.hostfile={hosts}")) is None
@@ -86,7 +86,7 @@ def test_gpus_that_pytorch_cannot_use_are_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(monkeypatch, 1)
-    monkeypatch.setattr(checks, "pytorch_without_cuda", lambda: "2.13.0+cpu")
+    monkeypatch.setattr(launchable, "pytorch_without_cuda", lambda: "2.13.0+cpu")
     out = tmp_path / "run"
     config, _ = h200("cluster.ranks_per_node=1", f"run.out={out}")
     with pytest.raises(PreflightError) as caught:
@@ -98,10 +98,10 @@ def test_gpus_that_pytorch_cannot_use_are_refused_before_anything_is_written(
 
 
 def test_many_ranks_on_few_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "cores", lambda: 2)
+    monkeypatch.setattr(launchable, "cores", lambda: 2)
     lines = []
     for ranks in (4, 64):
         config = load(["recipe=quickstart", f"cluster.ranks_per_node={ranks}"])
-        lines.append(checks.shared_cores(config, Cluster.of(config.cluster)))
+        lines.append(launchable.shared_cores(config, Cluster.of(config.cluster)))
     assert lines == [None, "64 ranks share 2 cores of this machine and take turns; --nproc 2 is no slower"]
-    assert checks.shared_cores(*h200("cluster.ranks_per_node=8")) is None
+    assert launchable.shared_cores(*h200("cluster.ranks_per_node=8")) is None

@@ -5,7 +5,7 @@
  launcher = the first process                    the first process of the node waits for RUN/logs/launch-KEY.json,
     | writes RUN/logs/launch-KEY.json            connects, and becomes the agent of the node
     | <- join: node 1 --------------------------- |
-    | -- again, start, ... (engine/launch/agent.py) -> |
+    | -- again, start, ... (engine/launch/agents/agent.py) -> |
     | -- end: exit code ------------------------> | ends with it
 ```
 The file has the address of the launcher and a random secret for this launch. Only its owner can read it. Further
@@ -36,12 +36,12 @@ from engine.control.signals import STOP_SIGNALS, handled
 from engine.control.sockets import Listener, connect
 from engine.errors import BytescaleError, ExitCode, PreflightError, storage_error
 from engine.interrupts import is_interrupt
-from engine.launch.agent import Agent
-from engine.launch.commands import NodeCommand
-from engine.launch.interface import own_address
-from engine.launch.joined import Joined
-from engine.launch.launchers import Loss, Starts, how_to_resume
-from engine.launch.ready import allow_many_files
+from engine.launch.agents.agent import Agent
+from engine.launch.agents.commands import NodeCommand
+from engine.launch.agents.launchers import Loss, Starts, how_to_resume
+from engine.launch.checks.interface import own_address
+from engine.launch.checks.ready import allow_many_files
+from engine.launch.schedulers.joined import Joined
 from engine.readers import MIB, open_regular, parse_object
 from engine.run.folder import RunFolder
 

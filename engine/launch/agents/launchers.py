@@ -3,7 +3,7 @@
 | launcher | agents |
 |---|---|
 | `Starts` (here) | a subprocess on this machine, ssh to the others |
-| `Joins` (engine/launch/join.py) | the processes that srun, torchrun or Kubernetes have started on the other nodes |
+| `Joins` (launch/schedulers/join.py) | the processes that srun, torchrun or Kubernetes started on the other nodes |
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from engine.control.link import Link
 from engine.control.signals import shielded
 from engine.errors import ExitCode, PreflightError
 from engine.files import append
-from engine.launch.agent import last_line
-from engine.launch.commands import NodeCommand
-from engine.launch.ready import allow_many_files
+from engine.launch.agents.agent import last_line
+from engine.launch.agents.commands import NodeCommand
+from engine.launch.checks.ready import allow_many_files
 from engine.run.checkpoints import newest_first, step_of
 from engine.run.folder import RunFolder
 

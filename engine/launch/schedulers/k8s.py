@@ -1,7 +1,8 @@
 """Kubernetes: the manifest of an indexed Job with a pod for each node. It is written, never applied.
 
-Each pod runs `bytescale train`; the pods join each other (engine/launch/join.py). A pod that ends with 75, or because
-its node is drained, is started again and counts as no failure; 2 and 93 end the job: another attempt would not help.
+Each pod runs `bytescale train`; the pods join each other (engine/launch/schedulers/join.py). A pod that ends with 75,
+or because its node is drained, is started again and counts as no failure; 2 and 93 end the job: another attempt would
+not help.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.config.validate import NOT_SET
 from engine.errors import ConfigError, ExitCode, Problem
-from engine.launch.joined import JOB, NODES
+from engine.launch.schedulers.joined import JOB, NODES
 
 _CONTAINER = "train"
 

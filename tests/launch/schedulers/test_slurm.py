@@ -19,10 +19,10 @@ import pytest
 from bytescale_cli.main import run
 from engine.config.load import load
 from engine.errors import ConfigError, PreflightError
-from engine.launch import slurm
 from engine.launch.run import train
+from engine.launch.schedulers import slurm
 from engine.run.folder import RunFolder
-from tests.launch.slurm import Slurm, why_not
+from tests.launch.schedulers.slurm import Slurm, why_not
 
 SMALL = ["recipe=quickstart", "model.layers=1", "context=256", "capacity=128", "batch_tokens=512", "run.restarts=0"]
 NODES = ["cluster.nodes=2", "cluster.ranks_per_node=1"]
