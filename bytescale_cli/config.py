@@ -11,7 +11,7 @@ from bytescale_cli import output
 from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, chosen, loaded, with_config
 
 if TYPE_CHECKING:
-    from engine.config.describe import Key
+    from engine.config.explain.describe import Key
 
 app = typer.Typer(help="Show the resolved config, its schema, and help for keys.")
 
@@ -35,8 +35,8 @@ def show(
     answer = {"config": values}
     text = resolved_yaml(config)
     if origin:
+        from engine.config.explain.origin import origins
         from engine.config.keys import leaf_of
-        from engine.config.origin import origins
 
         typed = chosen(with_config(overrides, config_file), quiet=True)
         places = origins(typed)
@@ -57,7 +57,7 @@ def schema(json: Json = False, debug: Debug = False) -> None:
 
     It has every key, with its type, bounds and meaning. What `config show` prints is valid by it.
     """
-    from engine.config.describe import json_schema
+    from engine.config.explain.describe import json_schema
 
     found = json_schema()
     output.emit({"config_schema": found}, json_text.dumps(found, indent=2), as_json=json)
@@ -79,7 +79,7 @@ def help_(
     """
     from dataclasses import asdict
 
-    from engine.config.describe import describe, overview
+    from engine.config.explain.describe import describe, overview
 
     found = overview() if name is None else describe(name)
     parts = [f"{found.name}: {found.about}"] if found.about else []

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from bytescale_cli import output
-from engine.config.spelling import nearest
+from engine.config.explain.spelling import nearest
 from engine.errors import BytescaleError, ExitCode, Problem, memory_error, path_error, storage_error
 from engine.interrupts import is_interrupt
 

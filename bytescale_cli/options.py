@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bytescale_cli import output
-from engine.config.spelling import nearest
+from engine.config.explain.spelling import nearest
 from engine.errors import BytescaleError, ConfigError, Problem
 
 if TYPE_CHECKING:
+    from engine.config.explain.toys import Part
     from engine.config.schema import Config
-    from engine.config.toys import Part
     from engine.simulator.hollow import Hollow
 
 _PAGES = (".html", ".htm")
@@ -146,7 +146,7 @@ def whole_number(text: str) -> int:
 
 def say_toys(config: Config, *parts: Part) -> None:
     """Print one line if parts of the config are defaults that serve to try commands out; see `toys`."""
-    from engine.config.toys import toys
+    from engine.config.explain.toys import toys
 
     if line := toys(config, *parts):
         output.say(line)

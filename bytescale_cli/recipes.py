@@ -12,7 +12,7 @@ import typer
 
 from bytescale_cli import output
 from bytescale_cli.options import Debug, Json, new_recipe, write_recipe
-from engine.config.spelling import did_you_mean
+from engine.config.explain.spelling import did_you_mean
 from engine.errors import ConfigError
 
 _WIDTH = 80  # columns of a list that is not written to a terminal

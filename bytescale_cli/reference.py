@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bytescale_cli import main
-from engine.config.describe import Described, Key, describe, overview
+from engine.config.explain.describe import Described, Key, describe, overview
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 _WRITTEN_BY = "This page is written by `python -m bytescale_cli.reference`."

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from engine.config import keys, mesh_checks, tree
+from engine.config.explain.spelling import did_you_mean
 from engine.config.schema import Config, Rope
 from engine.config.secret import has_secret
-from engine.config.spelling import did_you_mean
 from engine.config.units import counted
 from engine.errors import Problem
 

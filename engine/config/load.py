@@ -43,8 +43,8 @@ def load(
     """
     # Imported here because ranks import this module to read a resolved config, and Hydra is slow to import.
     from engine.config.compose import compose
+    from engine.config.explain.origin import located
     from engine.config.named import named_by
-    from engine.config.origin import located
     from engine.config.overrides import check
     from engine.config.own import separate, without_base
 

@@ -17,9 +17,9 @@ from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
 from engine.config import keys, tree
+from engine.config.explain.spelling import did_you_mean
 from engine.config.not_built import not_built
 from engine.config.schema import SOURCE_NAME, Source
-from engine.config.spelling import did_you_mean
 from engine.config.validate import NAME_RULE
 from engine.errors import Problem
 

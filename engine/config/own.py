@@ -18,8 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from engine import readers
 from engine.config import keys, tree, yaml_reader
+from engine.config.explain.spelling import did_you_mean
 from engine.config.overrides import key_problem, option_problem
-from engine.config.spelling import did_you_mean
 from engine.config.validate import NOT_SET
 from engine.errors import ConfigError, Problem
 

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from engine.config import keys
+from engine.config.explain.spelling import did_you_mean
 from engine.config.not_built import not_built
 from engine.config.schema import DNS_LABEL, DNS_NAME, IMAGE, SOURCE_NAME, WORD, Config, Section
-from engine.config.spelling import did_you_mean
 from engine.config.units import format_of
 from engine.errors import Problem
 

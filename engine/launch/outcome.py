@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from engine import interrupts
+from engine.config.explain.toys import toys
 from engine.config.schema import Config
 from engine.config.sources import source_configs
-from engine.config.toys import toys
 from engine.config.units import counted
 from engine.data.overview import Corpora
 from engine.errors import BytescaleError

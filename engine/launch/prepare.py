@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from engine import files
+from engine.config.explain.spelling import did_you_mean
 from engine.config.load import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config
-from engine.config.spelling import did_you_mean
 from engine.config.units import counted
 from engine.data.block_files import write_blocks
 from engine.data.ledger import Ledger

@@ -10,8 +10,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from engine.config.explain.spelling import hub_hint
 from engine.config.schema import Model
-from engine.config.spelling import hub_hint
 from engine.errors import DataError, Problem
 from engine.readers import read_object
 from engine.weights.architectures import ARCHITECTURES, Architecture, architecture_of

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.config.explain.origin import COMMAND_LINE, origins
 from engine.config.load import load
 from engine.config.named import named
-from engine.config.origin import COMMAND_LINE, origins
 
 GITHUB = "recipe=llama7b-256k"  # its lengths are github
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from engine.config.spelling import nearest
+from engine.config.explain.spelling import nearest
 from engine.data.sources.chat import CONVERSATIONS, FLAGS, MESSAGES, SPEAKERS, TOOLS, chat_document, is_chat
 from engine.data.sources.source import Block, Document
 from engine.data.sources.token_ids import LOSS_MASK, MASKS, token_document

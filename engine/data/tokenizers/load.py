@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from engine.config.spelling import hub_hint
+from engine.config.explain.spelling import hub_hint
 from engine.data.confined import call
 from engine.data.tokenizers import bytes as byte_level
 from engine.data.tokenizers import huggingface, sentencepiece, tiktoken

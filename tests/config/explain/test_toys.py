@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.config.explain.toys import Part, toys
 from engine.config.load import load
-from engine.config.toys import Part, toys
 
 ALL: tuple[Part, ...] = ("model", "documents", "lengths", "rates")
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.config import keys, tree
+from engine.config.explain.origin import origins
+from engine.config.explain.spelling import did_you_mean
 from engine.config.load import load
-from engine.config.origin import origins
 from engine.config.schema import Config, Section
-from engine.config.spelling import did_you_mean
 from engine.config.units import format_count, unit_of
 from engine.errors import ConfigError
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from engine.config import keys, tree
-from engine.config.describe import describe, json_schema, overview
+from engine.config.explain.describe import describe, json_schema, overview
 from engine.config.load import load
 from engine.config.validate import validate
 from engine.errors import ConfigError

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config.spelling import did_you_mean, hub_hint, nearest
+from engine.config.explain.spelling import did_you_mean, hub_hint, nearest
 
 NAMES = ["context", "run.steps", "run.seed", "model.name", "data.name"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine.config import tree
+from engine.config.explain.origin import COMMAND_LINE, origins
 from engine.config.load import load
-from engine.config.origin import COMMAND_LINE, origins
 from engine.config.resolved import flat
 
 
