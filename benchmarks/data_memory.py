@@ -131,12 +131,12 @@ def ours(folder: Path) -> dict[str, float]:
 def train(folder: Path, rank: int, sockets: list[Connection], connection: Connection) -> None:
     """Take 20 plans, and read the tokens of a rank."""
     from engine.config.load import read_resolved
+    from engine.data.runtime.local import PlanAhead
     from engine.data.steps import Cursor
     from engine.planner.settings import PlanSettings
     from engine.run.folder import RunFolder
     from engine.trainer import loop  # noqa: F401  (the code of a rank)
     from engine.trainer.feed import Feed
-    from engine.trainer.planning import PlanAhead
 
     connection.send(None)
     connection.recv()

@@ -11,13 +11,13 @@ import deepspeed.moe.layer
 import deepspeed.ops
 import numpy as np
 
-import engine.data.loaders
+import engine.data.blocks.loaders
 import tests.meshes
 import tests.trainer.worlds
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 
-engine.data.loaders._CONTEXT = multiprocessing.get_context("forkserver")
+engine.data.blocks.loaders._CONTEXT = multiprocessing.get_context("forkserver")
 # Processes that ranks start, planning processes and loaders, are forked from the same server: multiprocessing documents
 # that, but in Python 3.11 a process that was forked starts a server of its own.
 multiprocessing.forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]

@@ -28,6 +28,7 @@ from engine.data.ledger import Ledger
 from engine.data.mixture import SCALE
 from engine.data.overview import tokenizer_facts
 from engine.data.quarantine import Quarantine
+from engine.data.runtime.local import PlanAhead, Planned
 from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ExitCode, MemoryFitError, Problem
 from engine.fit.estimate import most_on_host
@@ -47,7 +48,6 @@ from engine.trainer.feed import Feed, fingerprints_of
 from engine.trainer.finite import DivergedError, diverged, documents_of
 from engine.trainer.model import build, reserve_host
 from engine.trainer.pace import Pace
-from engine.trainer.planning import PlanAhead, Planned
 from engine.trainer.schedule import learning_rate
 from engine.trainer.step import StepTimes, evaluate, run_step
 from engine.trainer.trace import Trace

@@ -24,6 +24,7 @@ from engine.config.load import load
 from engine.config.schema import Segment, Source
 from engine.data import corpus as module
 from engine.data import order
+from engine.data.blocks.loaders import trim
 from engine.data.corpus import (
     Corpus,
     Packed,
@@ -35,7 +36,6 @@ from engine.data.corpus import (
     list_blocks,
     open_corpora,
 )
-from engine.data.loaders import trim
 from engine.data.overview import Corpora
 from engine.data.pack import (
     ENDINGS,

@@ -17,10 +17,10 @@ import pytest
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.data import order
+from engine.data.blocks.loaders import Loaders, Work
 from engine.data.corpus import Reader
 from engine.data.inputs import rank_inputs
 from engine.data.ledger import Ledger
-from engine.data.loaders import Loaders, Work
 from engine.data.overview import Corpora
 from engine.data.pack import pack
 from engine.data.sources import jsonl

@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from engine.config import schema
-from engine.data import loaders as module
+from engine.data.blocks import loaders as module
+from engine.data.blocks.loaders import Loaders, Work, trim
 from engine.data.corpus import TextCorpus
-from engine.data.loaders import Loaders, Work, trim
 from engine.data.pack import Tokens, is_packed, pack_block, part_path
 from engine.data.token_file import TokenFile
 from engine.data.tokenizers.load import open_tokenizer
@@ -381,7 +381,7 @@ def test_no_loader_is_left_after_the_end(blocks: list[Noted], cache: Path) -> No
 OWNER = """
 import sys, time
 from pathlib import Path
-from engine.data.loaders import Loaders, Work
+from engine.data.blocks.loaders import Loaders, Work
 from engine.data.pack import Tokens
 from tests.data.noted import Noted
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ from typing import Any
 
 from engine.config.schema import Config
 from engine.control.processes import StopWatch, end_with_parent, is_stopped
+from engine.data.blocks.loaders import Loaders, Work
 from engine.data.corpus import TextCorpus, corpora_of
-from engine.data.loaders import Loaders, Work
 from engine.data.pack import LeftOut
 from engine.data.quarantine import Unusable
 from engine.data.steps import TOKEN_BYTES, Cursor, SequenceTable, Steps

@@ -18,6 +18,7 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.data import order
 from engine.data.overview import Corpora
+from engine.data.runtime.local import PlanAhead, _Planner, _Process
 from engine.data.steps import Cursor
 from engine.errors import BytescaleError, DataError
 from engine.launch.prepare import write_facts
@@ -26,7 +27,6 @@ from engine.planner.settings import PlanSettings
 from engine.run.folder import RunFolder
 from engine.simulator.facts import outcome
 from engine.simulator.timeline import balance, simulate
-from engine.trainer.planning import PlanAhead, _Planner, _Process
 from tests import world
 
 FORKED = pytest.mark.usefixtures("forked")
@@ -60,7 +60,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Not for tests of their imports, children or semaphores.
     """
-    monkeypatch.setattr("engine.trainer.planning._CONTEXT", world._CONTEXT)
+    monkeypatch.setattr("engine.data.runtime.local._CONTEXT", world._CONTEXT)
 
 
 @contextmanager
@@ -262,7 +262,7 @@ def test_a_planning_process_that_is_stopped_is_replaced(
 def test_a_stopped_planning_process_does_not_delay_the_end(
     folder: RunFolder, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.trainer.planning._CLOSE_S", 0.2)
+    monkeypatch.setattr("engine.data.runtime.local._CLOSE_S", 0.2)
     with planning(folder, config) as ahead:
         ahead.request(Cursor())
         ahead.take()
