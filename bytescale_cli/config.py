@@ -27,7 +27,7 @@ def show(
     debug: Debug = False,
 ) -> None:
     """Print every value after all overrides. Lengths are in tokens, sizes in bytes."""
-    from engine.config.load import load, resolved_yaml
+    from engine.config.load import resolved_yaml
     from engine.config.resolved import flat
 
     config = loaded(overrides, config_file)
@@ -35,15 +35,10 @@ def show(
     answer = {"config": values}
     text = resolved_yaml(config)
     if origin:
-        from engine.config.explain.origin import origins
+        from engine.config.explain.describe import places_of
         from engine.config.keys import leaf_of
 
-        typed = chosen(with_config(overrides, config_file), quiet=True)
-        places = origins(typed)
-        if config.run.weights is not None:
-            before, after = (flat(one.model_dump(mode="json")) for one in (load(typed, rules=False), config))
-            places |= {key: "run.weights" for key, value in after.items() if before.get(key, value) != value}
-        answer["origin"] = places
+        answer["origin"] = places = places_of(config, chosen(with_config(overrides, config_file), quiet=True))
         # Keys of a source that are not set have no place of their own, only that of data.sources.
         shown = {key: places.get(key) or places[leaf_of(key)] for key in flat(values)}
         rows = [[key, json_text.dumps(value), shown[key]] for key, value in flat(values).items()]
@@ -95,9 +90,7 @@ def help_(
 
 def _explained(key: Key) -> str:
     """Format a key: its name, and below it what it means, its type, an example of a list, and its default."""
-    unit = f" of {key.unit}" if key.unit else ""
     default = f"{key.default_text}, set by {key.set_by}" if key.set_by else key.default_text
     example = f"for example {key.example}" if key.example else None
-    kind = ", ".join([f"{key.type}{unit}", *key.bounds])
-    facts = [key.about, kind, example, f"default in the quickstart: {default}"]
+    facts = [key.about, key.kind, example, f"default in the quickstart: {default}"]
     return "\n".join([output.title(key.key), *(f"  {fact}" for fact in facts if fact)])

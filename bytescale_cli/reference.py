@@ -51,10 +51,9 @@ def _section(found: Described, level: int) -> Iterator[str]:
 def _table(found: list[Key]) -> str:
     rows = []
     for key in found:
-        kind = ", ".join([f"{key.type} of {key.unit}" if key.unit else key.type, *key.bounds])
         about = [key.about or "", f"for example `{key.example}`" if key.example else ""]
         default = f"`{key.default_text}`" if key.default_text else ""
-        rows.append(f"| `{key.key}` | {_cell('; '.join(filter(None, about)))} | {_cell(kind)} | {_cell(default)} |")
+        rows.append(f"| `{key.key}` | {_cell('; '.join(filter(None, about)))} | {_cell(key.kind)} | {_cell(default)} |")
     return "\n".join(["| key | meaning | value | default |", "|---|---|---|---|", *rows])
 
 

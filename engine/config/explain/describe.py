@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from engine.config import keys, tree
 from engine.config.explain.origin import origins
 from engine.config.explain.spelling import did_you_mean
 from engine.config.load import load
+from engine.config.resolved import flat
 from engine.config.schema import Config, Section
 from engine.config.units import format_count, unit_of
 from engine.errors import ConfigError
@@ -48,6 +49,11 @@ class Key:
     example: str | None  # of a list or a mapping: an override that sets it, as one types it in a shell
     default: Any
     set_by: str | None
+
+    @property
+    def kind(self) -> str:
+        """Type, unit and bounds in words, such as "whole number of tokens, at least 1, at most 4G"."""
+        return ", ".join([f"{self.type} of {self.unit}" if self.unit else self.type, *self.bounds])
 
     @property
     def default_text(self) -> str:
@@ -108,6 +114,18 @@ def overview() -> Described:
     groups = {name: f"sets several keys: {name}={'|'.join(options)}" for name, options in tree.groups().items()}
     others = {name: about for name, about in groups.items() if name not in inner and name not in top}
     return Described("", None, {}, list(_described(top)), inner | others)
+
+
+def places_of(config: Config, overrides: Sequence[str]) -> dict[str, str]:
+    """Return the place of each key of a config that was loaded with these overrides, as `origins` does.
+
+    It is `run.weights` for values of the recipe's model that were replaced by those of the weights.
+    """
+    found = origins(overrides)
+    if config.run.weights is not None:
+        before, after = (flat(one.model_dump(mode="json")) for one in (load(overrides, rules=False), config))
+        found |= {key: "run.weights" for key, value in after.items() if before.get(key, value) != value}
+    return found
 
 
 def _sections() -> dict[str, str]:
