@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from engine.config.load import load
+from engine.family.families import stored_names
 from engine.models.build import build_model
-from engine.weights.architectures import tensor_names
 from engine.weights.check import expected_shapes
 from engine.weights.config_json import config_json
 from engine.weights.copy import import_weights
@@ -49,7 +49,7 @@ def generate(folder: Path, overrides: list[str], shards: int) -> int:
     """Write a model of random bf16 weights, and return the bytes of its largest shard."""
     config = load(overrides)
     sizes = expected_shapes(config)
-    names = [name for several in tensor_names(config.model).values() for name in several]
+    names = [name for several in stored_names(config.model).values() for name in several]
     entries = [
         Entry(name, 2 * torch.Size(sizes[name]).numel(), partial(torch.randn, sizes[name], dtype=torch.bfloat16))
         for name in names

@@ -50,7 +50,13 @@ def settings_of(case: Case, world: int, capacity: int = CAPACITY) -> Config:
         f"mlp_tile={case.get('mlp_tile', 0)}",
     ]
     if balance := case.get("balance"):
-        more += [*EXPERTS, f"model.experts={case.get('experts', 5)}", f"balance.by={balance}", "balance.bias_rate=0.01"]
+        more += [
+            *EXPERTS,
+            "model.family=mixtral",
+            f"model.experts={case.get('experts', 5)}",
+            f"balance.by={balance}",
+            "balance.bias_rate=0.01",
+        ]
     mesh = [
         f"parallel.tp={tp}",
         f"parallel.pp={pp}",

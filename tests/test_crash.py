@@ -45,7 +45,14 @@ def run_until(arguments: list[str], due: Callable[[], bool], victims: slice) -> 
 @pytest.mark.slow  # tests/test_faults.py kills ranks of another model; no quicker test resumes this one to the last bit
 def test_a_run_of_which_a_rank_was_killed_resumes_exactly(tmp_path: Path, data: Path) -> None:
     """In bf16, with experts and ZeRO-3; BF16_Optimizer: zero/test_host.py. In fp32: tests/test_faults.py."""
-    more = ["dtype=bf16", "memory=zero3_recompute", "model.experts=3", "model.top_k=2", "balance.by=bias"]
+    more = [
+        "dtype=bf16",
+        "memory=zero3_recompute",
+        "model.family=mixtral",
+        "model.experts=3",
+        "model.top_k=2",
+        "balance.by=bias",
+    ]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train_unharmed(whole, data, 14, *more)
     arguments, metrics = command(killed, data, 14, *more), killed / "metrics.jsonl"

@@ -39,7 +39,14 @@ from tests.world import run_world
 WORLDS = (1, 2, 3, 4)
 CASES = (("static", "free", 16), ("naive", "lockstep", 16), ("balanced", "free", 40), ("adaptive", "lockstep", 40))
 BALANCES = ("loss", "bias")
-EXPERTS = ["dtype=fp64", "model.experts=5", "model.top_k=2", "balance.loss_weight=0.5", "balance.z_weight=0.1"]
+EXPERTS = [
+    "dtype=fp64",
+    "model.family=mixtral",
+    "model.experts=5",
+    "model.top_k=2",
+    "balance.loss_weight=0.5",
+    "balance.z_weight=0.1",
+]
 RATE = 0.01
 Placed = tuple[int, int, np.ndarray, Tensor]  # sequence, layer, positions, choices
 Choices = dict[tuple[int, int], Tensor]  # by sequence and layer: [tokens, k], sorted
@@ -188,6 +195,7 @@ def test_float32_through_deepspeed_and_back_from_a_checkpoint(tmp_path: Path) ->
     """Weights after a step are those of one process, also of experts that a rank did not use; biases are saved."""
     more = [
         *EXPERTS,
+        "model.family=mixtral",
         "model.experts=60",
         "dtype=fp32",
         "balance.by=bias",

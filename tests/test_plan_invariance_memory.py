@@ -21,6 +21,7 @@ from engine.close import error
 from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
 from engine.data.steps import SequenceTable
+from engine.family.families import unnamed
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.trainer.model import make_offload
@@ -48,6 +49,7 @@ pytestmark = pytest.mark.world
 def settings_of(world: int, case: Case) -> Config:
     balance = ["balance.loss_weight=0.5", "balance.z_weight=0.1"] if case["experts"] > 1 else []
     memory = [f"zero.stage={case['stage']}", f"recompute={case['recompute']}", f"model.experts={case['experts']}"]
+    memory.append(f"model.family={unnamed(case['experts'])}")
     size = ["model.layers=4", f"model.top_k={min(2, case['experts'])}", "optimizer.clip_norm=0.7", "offload.ratio=0"]
     host = [f"optimizer.on_host={case.get('host', False)}", f"mlp_tile={case.get('tile', 0)}"]
     away = [f"zero.weights_on_host={case.get('host', False) and case['stage'] == 3}"]

@@ -10,6 +10,7 @@ from engine.config.schema import Config, Rope
 from engine.config.secret import has_secret
 from engine.config.units import counted
 from engine.errors import Problem
+from engine.family.families import FAMILIES
 
 LEAST_MEMORY = 2**20  # bytes of a device; less is a number without its unit
 _MAX_GIB = 1024  # a number of bytes up to this is meant in GiB
@@ -165,6 +166,19 @@ def offload_ratio_is_a_fraction(config: Config) -> Problem | None:
         return None
     hint = "set offload.ratio=auto, or a fraction such as offload.ratio=0.5"
     return Problem(f"must be auto or from 0 to 1, not {ratio:g}", "offload.ratio", hint)
+
+
+@_rule
+def experts_fit_the_family(config: Config) -> Problem | None:
+    name, experts = config.model.family, config.model.experts
+    family, other = FAMILIES[name], next(one.name for one in FAMILIES.values() if one.accepts(experts))
+    if family.accepts(experts):
+        return None
+    if family.experts:
+        message, hint = f"{name} has experts, so at least 2", "set model.experts=2 or more"
+    else:
+        message, hint = f"{name} has no experts, not {experts}", "set model.experts=1"
+    return Problem(message, "model.experts", f"{hint}, or a family such as model.family={other}")
 
 
 @_rule

@@ -47,6 +47,7 @@ def load(
     from engine.config.named import named_by
     from engine.config.overrides import check
     from engine.config.own import separate, without_base
+    from engine.config.unnamed import unnamed_family
 
     others, own, problems = separate(overrides)
     good, wrong = check(others)
@@ -57,6 +58,8 @@ def load(
         values = compose(good, own)
     except ConfigError as error:
         raise ConfigError.of([*problems, *located(error.problems, good, own)]) from error
+    if family := unnamed_family(values, good, own):
+        values = {**values, "model": {**values["model"], "family": family}}
     if model_of is not None and isinstance(values["run"].get("weights"), str):
         fitted = _with_weights(values, good, own, model_of, wrong=bool(problems), elsewhere=elsewhere)
         values, problems = fitted.values, [*problems, *fitted.problems]

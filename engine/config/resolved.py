@@ -16,6 +16,7 @@ from engine.config.sources import BUILT_IN
 from engine.config.validate import validate
 from engine.config.yaml_reader import MOST_BYTES, parse
 from engine.errors import ConfigError
+from engine.family.families import unnamed
 from engine.readers import read_text
 
 # The values that versions without a key had, by section: the saved configs of their runs do not have the key.
@@ -43,6 +44,9 @@ def read_resolved(path: Path) -> Config:
     earlier = {
         name: {**added, **values[name]} for name, added in _EARLIER.items() if isinstance(values.get(name), Mapping)
     }
+    model = values.get("model")
+    if isinstance(model, Mapping) and isinstance(model.get("experts"), int):
+        earlier["model"] = {"family": unnamed(model["experts"]), **model}
     config, problems = validate({**values, **earlier})
     if config is None:
         first = problems[0]

@@ -118,9 +118,12 @@ class Rope(Section):
 
 
 class Model(Section):
-    """The shape of a LLaMA model, or of a Mixtral model if it has experts."""
+    """The family and the shape of a model."""
 
     name: str
+    family: Literal["llama", "mixtral"] = Field(
+        description="which layers the model has, and how Hugging Face names and stores them"
+    )
     layers: int = Field(ge=1, le=2**20, description="transformer blocks")
     hidden: int = Field(ge=2, le=2**31, description="width of the residual stream")
     heads: int = Field(ge=1, le=2**31, description="query heads")

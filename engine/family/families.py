@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.family.family import Family
 from engine.family.layers import LayerKind
+from engine.family.parameters import HEAD, Parameter, of_ends
 from engine.family.shape import Shape
 
 _ATTENTION = {
@@ -78,6 +79,38 @@ FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 def family_of(model: Shape) -> Family:
     """Return the family of a model."""
     return FAMILIES[model.family]
+
+
+def parameters_of(model: Shape) -> dict[str, Parameter]:
+    """Return every parameter of a model by its name in the model, such as layers.0.attention.q.weight.
+
+    A tied head is among them: a pipeline stage without the embedding has a copy of it.
+    """
+    family, number = family_of(model), 0
+    embedding, *others = of_ends(model)
+    found = {embedding.name: embedding}
+    for kind in family.layers(model):
+        layer = family.of_layer(model, kind)
+        for _ in range(kind.count):
+            found |= {f"layers.{number}.{one.name}": one for one in layer}
+            number += 1
+    return found | {one.name: one for one in others}
+
+
+def stored_names(model: Shape) -> dict[str, tuple[str, ...]]:
+    """Map the name of each of our parameters to the names of Hugging Face's tensors.
+
+    Stacked experts have a tensor for each expert, in their order; every other parameter has one. The head of a tied
+    model is left out.
+    """
+    parameters, names = parameters_of(model), dict[str, tuple[str, ...]]()
+    for ours, theirs in family_of(model).tensors.items():
+        for layer in range(model.layers if "{}" in ours else 1):
+            parameter = parameters.get(ours.format(layer))  # layers of another kind do not have it
+            if parameter is not None and not (ours == HEAD and model.tied):
+                experts = range(model.experts if parameter.stacked else 1)
+                names[ours.format(layer)] = tuple(theirs.format(layer, expert) for expert in experts)
+    return names
 
 
 def unnamed(experts: int) -> str:

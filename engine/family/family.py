@@ -26,20 +26,15 @@ class Family:
     experts: bool = False  # some layers have experts, so `model.experts` is above 1
     qk_norm: bool = False  # each head's queries and keys are normalised before the rotary embedding
 
+    @property
+    def least_experts(self) -> int:
+        """The smallest value of `model.experts`; 1 is a dense layer."""
+        return 2 if self.experts else 1
+
+    def accepts(self, experts: int) -> bool:
+        """Return whether a model of this family can have `experts` per layer."""
+        return (experts > 1) == self.experts
+
     def of_layer(self, model: Shape, kind: LayerKind) -> tuple[Parameter, ...]:
         """Return the parameters of one layer of a kind."""
         return parameters.of_layer(model, kind, qk_norm=self.qk_norm)
-
-    def parameters(self, model: Shape) -> dict[str, Parameter]:
-        """Return every parameter of a model by its name in the model, such as layers.0.attention.q.weight.
-
-        A tied head is among them: a pipeline stage without the embedding has a copy of it.
-        """
-        embedding, *others = parameters.of_ends(model)
-        found, number = {embedding.name: embedding}, 0
-        for kind in self.layers(model):
-            layer = self.of_layer(model, kind)
-            for _ in range(kind.count):
-                found |= {f"layers.{number}.{one.name}": one for one in layer}
-                number += 1
-        return found | {one.name: one for one in others}

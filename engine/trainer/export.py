@@ -16,6 +16,8 @@ from engine.config.schema import Config
 from engine.data.tokenizers.load import BYTES, open_tokenizer, recognise, tokenizer_file
 from engine.dtypes import DTYPES
 from engine.errors import CheckpointError, DataError
+from engine.family.families import stored_names
+from engine.family.parameters import HEAD
 from engine.files import write_json
 from engine.readers import LARGE, read_bytes, read_object
 from engine.run import checkpoints
@@ -23,7 +25,6 @@ from engine.run.checkpoints import TrainState
 from engine.run.compatibility import check_compatible
 from engine.run.folder import RunFolder
 from engine.run.saved import verified
-from engine.weights.architectures import HEAD, tensor_names
 from engine.weights.check import expected_shapes
 from engine.weights.config_json import config_json
 from engine.weights.generation import GENERATION, generation_config
@@ -65,7 +66,7 @@ def export_weights(
         "shards": len(shards),
         "bytes": sum(entry.bytes for entry in entries),
         "tokenizer": tokenizer,
-        "left_out": sorted(held.keys() - tensor_names(config.model).keys() - {HEAD}),
+        "left_out": sorted(held.keys() - stored_names(config.model).keys() - {HEAD}),
     }
 
 
@@ -147,6 +148,6 @@ def _entries(weights: Weights, config: Config, dtype: torch.dtype) -> list[Entry
     sizes = {name: torch.Size(size).numel() * dtype.itemsize for name, size in expected_shapes(config).items()}
     return [
         Entry(theirs, sizes[theirs], partial(read, ours, expert if len(names) > 1 else None))
-        for ours, names in tensor_names(config.model).items()
+        for ours, names in stored_names(config.model).items()
         for expert, theirs in enumerate(names)
     ]

@@ -15,9 +15,10 @@ from torch import nn
 
 from engine.config.schema import Config, Model
 from engine.errors import Problem
+from engine.family.families import stored_names
+from engine.family.parameters import HEAD
 from engine.models.build import build_model
 from engine.models.split import is_of_experts
-from engine.weights.architectures import HEAD, tensor_names
 from engine.weights.config_json import CONFIG, model_values, override_value, read_config
 from engine.weights.finite import STORED
 from engine.weights.folder import COPY_AGAIN, Header, error_of, read_headers
@@ -83,7 +84,7 @@ def places(model: nn.Module, shape: Model) -> dict[str, Place]:
 
     A part with the head but without the embedding has its own copy of a tied weight.
     """
-    names, found, part = tensor_names(shape), {}, getattr(model, "part", None)
+    names, found, part = stored_names(shape), {}, getattr(model, "part", None)
     for ours, parameter in model.named_parameters():
         theirs = names[_EMBEDDING if shape.tied and ours == HEAD else ours]
         stacked, first, count = len(theirs) > 1, 0, len(theirs)
@@ -120,7 +121,7 @@ def _check_tied_head(headers: Mapping[str, Header], shape: Model, folder: Path) 
         message = f"{_HEAD} is stored as {headers[_HEAD].dtype}, unlike the embedding that it is tied to"
         return [Problem(message, str(folder), f"remove {_HEAD}, or save it with the dtype of the embedding")]
     tensors = []
-    for name in (_HEAD, tensor_names(shape)[_EMBEDDING][0]):
+    for name in (_HEAD, stored_names(shape)[_EMBEDDING][0]):
         with safe_open(folder / headers[name].file, framework="pt") as shard:
             tensors.append(shard.get_tensor(name).nan_to_num())  # NaN is unequal to NaN, and is reported elsewhere
     if torch.equal(*tensors):

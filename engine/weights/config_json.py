@@ -13,8 +13,9 @@ from typing import Any
 from engine.config.explain.spelling import hub_hint
 from engine.config.schema import Model
 from engine.errors import DataError, Problem
+from engine.family.families import FAMILIES, family_of
+from engine.family.family import Family
 from engine.readers import read_object
-from engine.weights.architectures import ARCHITECTURES, Architecture, architecture_of
 
 CONFIG = "config.json"
 _COPY_AGAIN = "copy it again from its source"
@@ -25,11 +26,8 @@ _TYPES: dict[Any, tuple[tuple[type[Any], ...], str]] = {
     int: ((int,), "a whole number above 0"),
     float: ((int, float), "a number above 0"),
 }
-# Keys that change the model, and their values that our models support. They may be missing.
+# Keys that change the model in any family, and their values that our models support. They may be missing.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
-    "attention_bias": (False, None),
-    "mlp_bias": (False, None),
     "sliding_window": (None,),
     "quantization_config": (None,),
     "partial_rotary_factor": (1, None),
@@ -74,15 +72,17 @@ def model_values(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """
     key = "architectures" if config.get("architectures") else "model_type"
     name = config.get(key)
-    known = next((one for one in ARCHITECTURES if name in ([one.name], one.model_type)), None)
+    known = next((one for one in FAMILIES.values() if name in ([one.architecture], one.name)), None)
     if known is None:
         message = "architectures is missing" if name is None else f"{key}={json.dumps(name)} is not supported"
-        hint = f"supported: {', '.join(json.dumps([one.name]) for one in ARCHITECTURES)}"
+        hint = f"supported: {', '.join(json.dumps([one.architecture]) for one in FAMILIES.values())}"
         raise DataError(message, key=str(path), hint=hint)
-    if config.get("model_type") not in (None, known.model_type):  # by which transformers chooses
-        message = f"architectures is {json.dumps([known.name])}, but model_type {json.dumps(config['model_type'])}"
+    if config.get("model_type") not in (None, known.name):  # by which transformers chooses
+        message = (
+            f"architectures is {json.dumps([known.architecture])}, but model_type {json.dumps(config['model_type'])}"
+        )
         raise DataError(message, key=str(path), hint=FIX)
-    values = {"name": known.model_type, "experts": 1, "top_k": 1} | {
+    values = {"name": known.name, "family": known.name, "experts": 1, "top_k": 1} | {
         ours: config.get(theirs) for ours, theirs in known.keys.items()
     }
     problems: list[Problem] = []
@@ -92,7 +92,8 @@ def model_values(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
         elif ours not in _OPTIONAL:
             problems.append(Problem(f"{theirs} is missing", str(path), FIX))
     # Keys for which our models have no setting must have the value that our models assume.
-    supported = dict(_SUPPORTED)
+    # Null says the same as false, and as no layers.
+    supported = _SUPPORTED | {key: (value,) if value else (value, None) for key, value in known.fixed.items()}
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if type(hidden) is type(heads) is int and min(hidden, heads) > 0 and hidden % heads == 0:
         supported["head_dim"] = (hidden // heads, None)
@@ -111,7 +112,7 @@ def model_values(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 def with_their_keys(text: str) -> str:
     """Replace our config keys in a text by those of config.json, for example model.heads by num_attention_heads."""
-    names = {ours: theirs for known in ARCHITECTURES for ours, theirs in known.keys.items()} | {"kind": "rope_type"}
+    names = {ours: theirs for known in FAMILIES.values() for ours, theirs in known.keys.items()} | {"kind": "rope_type"}
     return re.sub(r"\bmodel\.(?:rope\.)?(\w+)", lambda found: names.get(found[1], found[1]), text)
 
 
@@ -121,19 +122,17 @@ def config_json(shape: Model, context: int, dtype: str, bos: int | None, eos: in
     `context` is the longest context in training, `dtype` PyTorch's name of the stored dtype (bfloat16), `bos` and `eos`
     are token numbers.
     """
-    known, values = architecture_of(shape), shape.model_dump(mode="json")
+    known, values = family_of(shape), shape.model_dump(mode="json")
     rope = values.get("rope", {})
     scaling = None
     if rope.get("kind", "none") != "none":
         scaling = {"rope_type": rope["kind"]} | {key: rope[key] for key in _ROPE_KEYS if rope.get(key) is not None}
     return {
-        "architectures": [known.name],
-        "model_type": known.model_type,
+        "architectures": [known.architecture],
+        "model_type": known.name,
         **{theirs: values[ours] for ours, theirs in known.keys.items()},
         "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
+        **known.fixed,
         "max_position_embeddings": context,
         "rope_theta": shape.rope_theta,
         "rope_scaling": scaling,
@@ -160,7 +159,7 @@ def _wrong_type(key: str, value: Any, kind: Any, path: Path) -> Iterator[Problem
         yield Problem(f"{key} must be {wanted}, not {json.dumps(value)}", str(path), FIX)
 
 
-def _rope_values(config: Mapping[str, Any], known: Architecture, path: Path) -> tuple[dict[str, Any], list[Problem]]:
+def _rope_values(config: Mapping[str, Any], known: Family, path: Path) -> tuple[dict[str, Any], list[Problem]]:
     """Return the values of our keys `rope_theta` and `rope.*`, and the problems with them."""
     # transformers 5 has one key, `rope_parameters`. Earlier versions have two, `rope_scaling` and `rope_theta`.
     both = {key: config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)}

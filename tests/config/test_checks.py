@@ -24,7 +24,7 @@ def config(*overrides: str) -> Config:
     return found
 
 
-EXPERTS = ["model.experts=4", "model.top_k=2", "cluster.ranks_per_node=8"]
+EXPERTS = ["model.family=mixtral", "model.experts=4", "model.top_k=2", "cluster.ranks_per_node=8"]
 MISTAKES = [
     (["cluster.nodes=65536", *WIDE], "cluster.nodes", "524,288 HDP ranks exceed the maximum of 65,536", "parallel.tp"),
     (
@@ -63,7 +63,12 @@ MISTAKES = [
     ),
     (["offload.ratio=1.5"], "offload.ratio", "from 0 to 1", "auto"),
     (["offload.ratio=-0.1"], "offload.ratio", "must be auto or from 0 to 1, not -0.1", "auto"),
-    (["model.experts=4", "model.top_k=5"], "model.top_k", "5 is more than model.experts=4", "model.top_k=4 or less"),
+    (
+        ["model.family=mixtral", "model.experts=4", "model.top_k=5"],
+        "model.top_k",
+        "5 is more than model.experts=4",
+        "model.top_k=4 or less",
+    ),
     (
         [*WIDE, "context=2K", "model.layers=3", "parallel.tp=2", "parallel.pp=3"],
         "parallel.pp",
@@ -121,6 +126,8 @@ MISTAKES = [
     ),
     ([*YARN, "model.rope.mscale=1"], "model.rope.mscale_all_dim", "is not set", "set both mscale"),
     ([*YARN, "model.rope.mscale_all_dim=1"], "model.rope.mscale", "is not set", "set both mscale"),
+    (["model.experts=4"], "model.experts", "llama has no experts, not 4", "set model.experts=1"),
+    (["model.family=mixtral"], "model.experts", "mixtral has experts, so at least 2", "model.family=llama"),
     (["model.top_k=2"], "model.top_k", "2 is more than model.experts=1", "model.top_k=1 or less"),
     (["lengths.path=my.txt"], "lengths.path", "is not used with lengths=", "lengths=file"),
     (["lengths.name=file"], "lengths.path", "is not set", "one length per line"),
@@ -282,8 +289,8 @@ def test_mistakes(overrides: list[str], key: str, message: str, hint: str) -> No
         [*MANY, "cluster.nodes=2", "cluster.ranks_per_node=6", "parallel.tp=3"],
         [*MANY, "cluster.nodes=4", "cluster.ranks_per_node=6", "parallel.tp=12"],
         [*WIDE, "parallel.pp=2", "parallel.stages=[1,1]"],
-        ["model.experts=8", "model.top_k=2"],
-        ["model.experts=8", "model.top_k=8"],
+        ["model.family=mixtral", "model.experts=8", "model.top_k=2"],
+        ["model.family=mixtral", "model.experts=8", "model.top_k=8"],
         ["offload.ratio=0.5"],
         ["lengths.name=file", "lengths.path=lengths.txt"],
         [*WIDE, "parallel.tp=2", "parallel.pp=2"],

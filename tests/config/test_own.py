@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import tree
+from engine.config.explain.origin import origins
 from engine.config.load import load, resolved_yaml
 from engine.config.resolved import read_resolved
 from engine.errors import ConfigError, Problem
@@ -235,3 +236,15 @@ def test_a_name_of_a_file_in_this_folder_is_told_to_be_a_path() -> None:
     write(SIZES)
     (problem,) = refused("recipe=mine")
     assert problem.hint == "write recipe=./mine.yaml for the file in this folder"
+
+
+def test_experts_without_a_family_choose_it_as_they_did_before_families_had_names() -> None:
+    write(f"{SIZES}defaults: quickstart\nmodel:\n  experts: 4\n  top_k: 2\n")
+    assert load(["recipe=mine.yaml"]).model.family == "mixtral"
+    assert origins(["recipe=mine.yaml"])["model.family"] == "mine.yaml:6"
+    (problem,) = refused("recipe=mine.yaml", "model.family=llama")
+    assert problem.key == "mine.yaml:6" and "model.family=mixtral" in str(problem.hint)
+    write("defaults:\n  - mixtral8x7b-2m\nmodel:\n  experts: 1\n  top_k: 1\nparallel:\n  ep: 1\n")
+    assert load(["recipe=mine.yaml"]).model.family == "llama"
+    write("defaults:\n  - mixtral8x7b-2m\nmodel:\n  experts: 16\n")
+    assert load(["recipe=mine.yaml"]).model.family == "mixtral"

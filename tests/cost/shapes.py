@@ -13,4 +13,4 @@ def shape(**changes: object) -> Model:
 
 GPU = "cluster.name=h100x8"
 SMALL = shape(layers=3, hidden=64, heads=4, kv_heads=2, ffn=160, vocab=300)
-SPARSE = shape(**vars(SMALL) | {"experts": 8, "top_k": 2})
+SPARSE = shape(**vars(SMALL) | {"family": "mixtral", "experts": 8, "top_k": 2})

@@ -100,7 +100,7 @@ def test_saved_bytes_are_what_the_model_saves(dtype: str, mode: str, heads: tupl
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_saved_bytes_of_experts_and_what_balances_them(dtype: str, mode: str, experts: int, top_k: int) -> None:
     """What a router and its losses save depends on PyTorch's operators: within 2 %."""
-    model = shape(**vars(SMALL) | {"experts": experts, "top_k": top_k})
+    model = shape(**vars(SMALL) | {"family": "mixtral", "experts": experts, "top_k": top_k})
     for tile in (0, 100):
         found = kept_bytes(model, dtype, mode, 256, tile) / 256
         assert found == pytest.approx(activations.saved_bytes(model, dtype, mode, tile), rel=0.02)
@@ -142,7 +142,7 @@ def test_a_micro_batch_is_fullest_where_the_formula_says(dtype: str, mode: str, 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_micro_batch_of_experts_too(mode: str) -> None:
     """A router's tensors are freed one after the other; they are small in models of any size."""
-    model = shape(layers=3, hidden=256, heads=4, kv_heads=2, ffn=512, vocab=2, experts=8, top_k=2)
+    model = shape(layers=3, hidden=256, heads=4, kv_heads=2, ffn=512, vocab=2, family="mixtral", experts=8, top_k=2)
     found, formula = peak_and_formula(model, "fp32", mode, 1500)
     assert found == pytest.approx(formula, rel=0.02)
 

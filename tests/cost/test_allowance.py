@@ -38,6 +38,6 @@ def test_nccl_memory_grows_with_neighbours_and_communicators() -> None:
     assert context(3) - context(2) == peer and context(5) - context(4) == peer
     assert context(5) == context(8) == context(1024)
     assert context(16, "parallel.tp=2") - context(16) == communicator
-    experts = ["model.experts=4", "cluster.ranks_per_node=4"]
+    experts = ["model.family=mixtral", "model.experts=4", "cluster.ranks_per_node=4"]
     assert context(4, *experts, "parallel.ep=2") - context(4, *experts) == 2 * communicator
     assert context(4, "parallel.tp=2", "parallel.pp=2") - context(4) == 2 * communicator - 3 * peer

@@ -11,6 +11,7 @@ from engine.config.load import load
 from engine.config.schema import Model
 from engine.cost.flops import attention_flops, linear_flops, linear_weights
 from engine.cost.model import Costs
+from engine.family.families import unnamed
 from tests.presets import LLAMA7B_256K
 
 
@@ -29,7 +30,7 @@ def test_llama_7b_with_8_key_heads_by_hand() -> None:
 
 
 def test_of_experts_those_that_a_token_meets_count_and_the_router() -> None:
-    dense, sparse = shape(), shape(experts=8, top_k=2)
+    dense, sparse = shape(), shape(family="mixtral", experts=8, top_k=2)
     more = dense.layers * dense.hidden * (3 * dense.ffn + 8)
     assert linear_weights(sparse) == linear_weights(dense) + more
 
@@ -45,7 +46,7 @@ def test_linear_layers_against_pytorchs_own_count(kv_heads: int, experts: int, t
             return q
 
     sizes = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": kv_heads, "ffn": 96, "vocab": 300}
-    model_shape = shape(**sizes, experts=experts, top_k=top_k)
+    model_shape = shape(**sizes, family=unnamed(experts), experts=experts, top_k=top_k)
     tokens = 50
     model = build_model(load([]).model_copy(update={"model": model_shape}))
     with FlopCounterMode(display=False) as counted:

@@ -270,7 +270,11 @@ def test_with_free_sums_tensor_parallelism_divides_all(tp: int) -> None:
 
 
 def test_experts_cost_the_time_of_those_that_are_met_and_the_memory_of_all() -> None:
-    dense, two, all_ = of(), of("model.experts=8", "model.top_k=2"), of("model.experts=8", "model.top_k=8")
+    dense, two, all_ = (
+        of(),
+        of("model.family=mixtral", "model.experts=8", "model.top_k=2"),
+        of("model.family=mixtral", "model.experts=8", "model.top_k=8"),
+    )
     assert dense.rates.token_f < two.rates.token_f < all_.rates.token_f
     assert dense.rates.pair_f == two.rates.pair_f
     assert dense.token_bytes < two.token_bytes < all_.token_bytes

@@ -25,7 +25,7 @@ from tests.world import run_world
 
 SIZE = ["layers=5", "hidden=64", "heads=4", "kv_heads=2", "ffn=160", "vocab=259"]
 MESHES = [(1, 2), (2, 1), (2, 2), (1, 4)]
-EXPERTS = ["model.experts=4", "model.top_k=2"]
+EXPERTS = ["model.family=mixtral", "model.experts=4", "model.top_k=2"]
 MODES = [
     ["recompute=none"],
     ["recompute=layer"],

@@ -52,7 +52,7 @@ WIDE = ["model.layers=4", "model.hidden=256", "model.ffn=768"]
 SHALLOW = [*WIDE, "model.layers=2"]
 HALF = ["capacity=256", "context=512"]  # of the tokens
 NARROW = [*LARGE, "model.hidden=256", "model.ffn=512"]
-EXPERTS = ["model.experts=4", "model.top_k=2", "model.hidden=128"]
+EXPERTS = ["model.family=mixtral", "model.experts=4", "model.top_k=2", "model.hidden=128"]
 CASES: dict[str, tuple[list[int], list[str]]] = {
     "whole": (WHOLE, []),
     "capacity": ([4096] * 2, ["capacity=2K", "context=4K", "model.layers=4"]),  # the loss is computed in two chunks

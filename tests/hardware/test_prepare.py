@@ -30,7 +30,9 @@ def test_a_large_model_is_cut_to_few_layers(tmp_path: Path) -> None:
     assert measuring(load(["model.layers=32"]), 2, tmp_path).model.layers == 4
 
 
-@pytest.mark.parametrize("mesh", [["parallel.tp=2", "parallel.pp=2"], ["model.experts=4", "parallel.ep=4"]])
+@pytest.mark.parametrize(
+    "mesh", [["parallel.tp=2", "parallel.pp=2"], ["model.family=mixtral", "model.experts=4", "parallel.ep=4"]]
+)
 def test_one_rank_measures_for_any_mesh(tmp_path: Path, mesh: list[str]) -> None:
     parallel = measuring(load(["cluster.ranks_per_node=4", *mesh]), 1, tmp_path).parallel
     assert (parallel.tp, parallel.pp, parallel.ep) == (1, 1, 1)

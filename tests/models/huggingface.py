@@ -25,11 +25,11 @@ from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
 from engine.close import error
 from engine.config.schema import Model, Rope
+from engine.family.families import stored_names
 from engine.models.build import Transformer
 from engine.models.common.loss import token_loss
 from engine.models.llama.model import Llama
 from engine.models.mixtral.model import Mixtral
-from engine.weights.architectures import tensor_names
 from engine.weights.check import places
 from tests.attention.rings import unsplit
 
@@ -133,7 +133,7 @@ def under_our_names(stored: Mapping[str, Tensor], shape: Model) -> dict[str, Ten
     """Return stored tensors under our names, experts stacked; a tied head is left out."""
     return {
         ours: stored[theirs[0]] if len(theirs) == 1 else torch.stack([stored[name] for name in theirs])
-        for ours, theirs in tensor_names(shape).items()
+        for ours, theirs in stored_names(shape).items()
     }
 
 

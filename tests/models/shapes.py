@@ -8,6 +8,7 @@ from tests.models.huggingface import ROPES
 
 LLAMA_SIZE = {
     "name": "tiny",
+    "family": "llama",
     "hidden": 32,
     "ffn": 40,
     "experts": 1,
@@ -34,7 +35,17 @@ LLAMA = {
 
 
 def mixtral_shape(**changes: object) -> Model:
-    tiny = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 40, "experts": 8, "top_k": 2, "vocab": 50}
+    tiny = {
+        "family": "mixtral",
+        "layers": 2,
+        "hidden": 32,
+        "heads": 4,
+        "kv_heads": 2,
+        "ffn": 40,
+        "experts": 8,
+        "top_k": 2,
+        "vocab": 50,
+    }
     return load([]).model.model_copy(update=tiny | changes)
 
 

@@ -16,7 +16,9 @@ from engine.models.mixtral.grouped import KERNEL, LOOP, Products, choose, fault,
 
 
 def shape(**changes: object) -> Model:
-    return load([]).model.model_copy(update={"hidden": 16, "ffn": 24, "experts": 5, "top_k": 2} | changes)
+    return load([]).model.model_copy(
+        update={"family": "mixtral", "hidden": 16, "ffn": 24, "experts": 5, "top_k": 2} | changes
+    )
 
 
 def layer(dtype: torch.dtype = torch.float64, **changes: object) -> Experts:

@@ -183,5 +183,5 @@ def test_a_bias_is_saved_and_no_dtype_rounds_it() -> None:
 
 def test_a_config_chooses_the_model() -> None:
     assert type(build_model(load([]))) is Llama
-    sparse = build_model(load(["model.experts=4", "model.top_k=2", "balance.by=bias"]))
+    sparse = build_model(load(["model.family=mixtral", "model.experts=4", "model.top_k=2", "balance.by=bias"]))
     assert isinstance(sparse, Mixtral) and sparse.balance is not None and sparse.balance.by == "bias"

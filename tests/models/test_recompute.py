@@ -63,7 +63,9 @@ def run(model: Model, mode: str, dtype: torch.dtype, tokens: int = TOKENS) -> tu
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "none"])
-@pytest.mark.parametrize("changes", [{}, {"kv_heads": 4}, {"kv_heads": 1, "tied": True}, {"experts": 4, "top_k": 2}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"kv_heads": 4}, {"kv_heads": 1, "tied": True}, {"family": "mixtral", "experts": 4, "top_k": 2}]
+)
 def test_gradients_are_those_of_none_to_the_last_bit(changes: dict[str, object], mode: str, dtype: torch.dtype) -> None:
     """Experts' counts travel once, whatever is recomputed."""
     model = shape(**changes)
@@ -108,5 +110,5 @@ def test_the_product_of_experts_is_chosen_before_any_layer_runs(mode: str, monke
 
     grouped.choose.cache_clear()
     monkeypatch.setattr("engine.models.parallelize.MODES", {mode: run_layer})
-    run(shape(experts=4, top_k=2), mode, torch.bfloat16)
+    run(shape(family="mixtral", experts=4, top_k=2), mode, torch.bfloat16)
     assert grouped.choose.cache_info().hits and not inside

@@ -16,7 +16,7 @@ from engine.models.split import dim_of, slice_of
 from tests.cost.shapes import shape
 
 MODEL = shape(layers=2, hidden=64, heads=8, kv_heads=4, ffn=96, vocab=301)
-EXPERTS = MODEL.model_copy(update={"experts": 3, "top_k": 2})
+EXPERTS = MODEL.model_copy(update={"family": "mixtral", "experts": 3, "top_k": 2})
 KINDS = pytest.mark.parametrize("shape_", [MODEL, EXPERTS], ids=["dense", "experts"])
 
 

@@ -33,7 +33,7 @@ def shape(**changes: object) -> Model:
     return load([]).model.model_copy(update=size | changes)
 
 
-SHAPES = {"dense": shape(), "experts": shape(experts=4, top_k=2)}
+SHAPES = {"dense": shape(), "experts": shape(family="mixtral", experts=4, top_k=2)}
 
 
 class Offloaded:

@@ -33,7 +33,13 @@ from tests.models.shapes import mixtral_shape
 from tests.world import run_world
 
 WORLD, CAPACITY = 4, 40
-EXPERTS = ["model.experts=4", "model.top_k=2", "balance.loss_weight=0.5", "balance.z_weight=0.1"]
+EXPERTS = [
+    "model.family=mixtral",
+    "model.experts=4",
+    "model.top_k=2",
+    "balance.loss_weight=0.5",
+    "balance.z_weight=0.1",
+]
 BYTES = [*EXPERTS, "parallel.ep=2", "cluster.ranks_per_node=2"]
 FACTORS: dict[str, list[Any]] = {
     "ep": [2, 4],

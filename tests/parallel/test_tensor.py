@@ -30,7 +30,7 @@ from tests.world import run_world
 
 CPU, TOKENS, WORLD = torch.device("cpu"), 401, 2
 MODEL = shape(layers=3, hidden=64, heads=4, kv_heads=2, ffn=160, vocab=301)
-EXPERTS = shape(**vars(MODEL) | {"experts": 8, "top_k": 2})
+EXPERTS = shape(**vars(MODEL) | {"family": "mixtral", "experts": 8, "top_k": 2})
 CASES = [
     (model, mode, dtype, tile)
     for model in (MODEL, EXPERTS)

@@ -51,17 +51,17 @@ def test_values_that_tensors_or_document_order_depend_on_must_match(change: str,
 
 
 def test_biases_belong_to_their_rate() -> None:
-    experts = ["recipe=quickstart", "model.experts=4", "balance.by=bias"]
+    experts = ["recipe=quickstart", "model.family=mixtral", "model.experts=4", "balance.by=bias"]
     kept = must_match(load([*experts, "balance.bias_rate=0.1"]))
     before = TrainState(step=1, cursor={}, ranks=2, fingerprints={"data": "f"}, must_match=kept)
     check_compatible(CHECKPOINT, before, load([*experts, "balance.bias_rate=0.1", "balance.z_weight=1"]))
     for change, expected in (
         ("balance.bias_rate=0.2", "balance.bias_rate: 0.1 -> 0.2"),
         ("balance.by=loss", "balance.by: bias -> loss"),
-        ("model.experts=1", "model.experts: 4 -> 1"),
+        ("model.experts=1 model.family=llama", "model.family: mixtral -> llama; model.experts: 4 -> 1"),
     ):
         with pytest.raises(CheckpointError, match=f"cannot resume from the checkpoint: {expected}$"):
-            check_compatible(CHECKPOINT, before, load([*experts, change]))
+            check_compatible(CHECKPOINT, before, load([*experts, *change.split()]))
     without = replace(before, must_match=must_match(load([*experts, "balance.by=loss"])))
     with pytest.raises(CheckpointError, match=r"checkpoint: balance\.by: not bias -> bias$"):
         check_compatible(CHECKPOINT, without, load(experts))

@@ -28,7 +28,7 @@ SMALL = [
     *("model.layers=2", "model.hidden=36", "model.heads=2", "model.kv_heads=1", "model.ffn=50"),
     *("data.validation_share=0.2", "data.validation_tokens=256", "run.validate_every=4", "optimizer.warmup_steps=2"),
 ]
-EXPERTS = ["model.experts=3", "model.top_k=2", "balance.by=bias", "model.tied=true"]
+EXPERTS = ["model.family=mixtral", "model.experts=3", "model.top_k=2", "balance.by=bias", "model.tied=true"]
 
 
 def config_of(out: Path, data: Path, ranks: int, *more: str) -> Config:

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.world
 TOKENS = torch.randint(0, 258, (37,), generator=torch.Generator().manual_seed(1))
 RUNS = [f"{dtype}{tied}" for dtype, tied in product(("fp32", "bf16"), ("", "-tied"))] + ["fp32-experts", "bf16-experts"]
 PARTED = ["fp32-zero3", "bf16-zero3-tied", "fp32-zero3-experts"]
-EXPERTS = ["model.experts=4", "model.top_k=2"]
+EXPERTS = ["model.family=mixtral", "model.experts=4", "model.top_k=2"]
 YARN = ["model.rope.kind=yarn", "model.rope.factor=4", "model.rope.original_max_position_embeddings=16"]
 
 

@@ -28,7 +28,7 @@ MESHES = {
     "pp 2": (2, ["parallel.pp=2", "parallel.stages=[3,1]"]),
     "tp 2, pp 2, tied": (4, ["parallel.tp=2", "parallel.pp=2", "model.tied=true"]),
     "pp 2, rings of 2": (4, ["parallel.pp=2", "capacity=96"]),
-    "ep 2": (2, ["parallel.ep=2", "capacity=96", "model.experts=4", "model.top_k=2"]),
+    "ep 2": (2, ["parallel.ep=2", "capacity=96", "model.family=mixtral", "model.experts=4", "model.top_k=2"]),
     "pp 4, micro-batches of half the size": (4, ["parallel.pp=4", "context=96", "capacity=96"]),
 }
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.world
 SMALL = [
     *("recipe=quickstart", "context=192", "batch_tokens=384", "capacity=96", "run.steps=6", "data.validation_share=0"),
     *("model.layers=1", "model.hidden=36", "model.heads=2", "model.kv_heads=1", "model.ffn=50", "run.chaos=true"),
-    *("model.experts=3", "model.top_k=2", "balance.by=bias", "run.checkpoint_every=2"),
+    *("model.family=mixtral", "model.experts=3", "model.top_k=2", "balance.by=bias", "run.checkpoint_every=2"),
 ]
 
 

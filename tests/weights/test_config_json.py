@@ -18,6 +18,7 @@ HERE = Path("config.json")
 LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], **TINY}
 VALUES = {
     "name": "llama",
+    "family": "llama",
     "experts": 1,
     "top_k": 1,
     "layers": 2,
@@ -220,7 +221,7 @@ def test_a_folder_without_config(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize("more", [[], ["model.experts=4", "model.top_k=2"]])
+@pytest.mark.parametrize("more", [[], ["model.family=mixtral", "model.experts=4", "model.top_k=2"]])
 def test_ours_reads_back_as_theirs_and_as_ours(tmp_path: Path, more: list[str]) -> None:
     shape = config("model.tied=true", "model.rope_theta=5e5", *more).model
     written = config_json(shape, 4096, "bfloat16", 256, 257)

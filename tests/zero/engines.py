@@ -19,7 +19,7 @@ from engine.zero.engine import ZeroEngine
 from engine.zero.shards import gathered, sharded, stored
 
 SHAPE = ["layers=2", "hidden=20", "heads=2", "kv_heads=1", "ffn=19", "vocab=259"]  # with padding in stages 1, 2 and 3
-EXPERTS = ["model.experts=3", "model.top_k=2", "balance.by=bias"]
+EXPERTS = ["model.family=mixtral", "model.experts=3", "model.top_k=2", "balance.by=bias"]
 SGD = ["optimizer.name=sgd", "optimizer.betas=[0.9,0.9]"]
 KINDS = {
     "fp32": ["dtype=fp32"],

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.world
 def settings_of(planner: str, mode: str, capacity: int, clip: float, weight: float = 0.5) -> Config:
     """Load a config with a load balancing loss, and SGD with momentum: AdamW would hide a wrong gradient scale."""
     balance = ["balance.by=loss", f"balance.loss_weight={weight}", "balance.z_weight=0.1"]
-    experts = ["dtype=fp32", "model.experts=5", "model.top_k=2", f"optimizer.clip_norm={clip}"]
+    experts = ["dtype=fp32", "model.family=mixtral", "model.experts=5", "model.top_k=2", f"optimizer.clip_norm={clip}"]
     return config(WORLD, capacity, planner, f"planner.mode={mode}", *experts, *balance)
 
 

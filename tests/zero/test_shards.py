@@ -18,12 +18,12 @@ from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
 from engine.config.load import load
 from engine.config.schema import Config
+from engine.family.families import stored_names
 from engine.models.build import Transformer, build_model
 from engine.models.common.initialise import initialise
 from engine.models.parallelize import parallelize
 from engine.trainer.model import make_model
 from engine.trainer.optimizer import build_optimizer
-from engine.weights.architectures import tensor_names
 from engine.weights.check import expected_shapes
 from engine.weights.config_json import config_json
 from engine.weights.load import load_weights
@@ -142,7 +142,7 @@ def test_a_layer_is_gathered_once_for_all_its_tiles() -> None:
 def folder_of(path: Path) -> Path:
     """Write random weights of the model's shape."""
     sizes, model = expected_shapes(config()), config().model
-    names = [name for several in tensor_names(model).values() for name in several]
+    names = [name for several in stored_names(model).values() for name in several]
     entries = [
         Entry(name, 4 * torch.Size(sizes[name]).numel(), lambda name=name: torch.randn(sizes[name])) for name in names
     ]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from engine.config import keys, tree
-from engine.config.compose import layers
+from engine.config import compose, keys, tree, yaml_reader
 from engine.config.named import named_by
 from engine.config.overrides import check
 from engine.config.own import OwnRecipe, separate
-from engine.config.yaml_reader import compose, lines_of
+from engine.config.unnamed import names_no_family, unnamed_family
 from engine.errors import Problem
 
 COMMAND_LINE = "command line"
@@ -23,7 +22,10 @@ def origins(overrides: Sequence[str]) -> dict[str, str]:
     """
     others, own, _ = separate(overrides)
     found = named_by(others, own)
-    places = _places([*check(others)[0], *found.implied], own)
+    good = [*check(others)[0], *found.implied]
+    places = _places(good, own)
+    if names_no_family(good, own) and unnamed_family(compose.compose(good, own), good, own):
+        places["model.family"] = places["model.experts"]
     if found.implied:
         text = str(found.documents)
         places["lengths.name"] = f"{COMMAND_LINE} ({text.partition('=')[0]})" if text in others else text
@@ -59,12 +61,12 @@ def _places(good: Sequence[str], own: Sequence[OwnRecipe]) -> dict[str, str]:
             if keys.leaf_of(full) in leaves:
                 found[full] = f"{name}:{line}"
 
-    for path, section in layers(good, own):
+    for path, section in compose.layers(good, own):
         recipe = by_option.get(path)
         if recipe is not None:
             add(str(recipe.path), {"recipe": 1} | dict(recipe.lines), section)
         else:
             text = (tree.folder() / f"{path}.yaml").read_text(encoding="utf-8")
-            add(f"recipes/{path}.yaml", lines_of(compose(text, path)), section)
+            add(f"recipes/{path}.yaml", yaml_reader.lines_of(yaml_reader.compose(text, path)), section)
     set_here = (text.removeprefix("++").partition("=")[0] for text in good)
     return found | {key: COMMAND_LINE for key in set_here if keys.leaf_of(key) in leaves and key not in tree.groups()}

@@ -11,6 +11,7 @@ from engine.attention.kernels.choice import choose
 from engine.attention.layout import layout
 from engine.close import error
 from engine.config.load import load
+from engine.family.families import unnamed
 from engine.models.build import build_model
 from engine.models.common.attention import PackedAttention
 from engine.models.common.initialise import initialise
@@ -23,7 +24,16 @@ SIZE = ["layers=2", "hidden=32", "heads=4", "kv_heads=2", "ffn=48", "vocab=50"]
 @pytest.mark.parametrize("experts", [1, 4])
 def test_a_model_by_itself_attends_within_each_packed_sequence(experts: int) -> None:
     """Loss and every gradient in float64, with the load balancing loss of each sequence."""
-    model = build_model(load([f"model.experts={experts}", "model.top_k=1", *(f"model.{key}" for key in SIZE)]))
+    model = build_model(
+        load(
+            [
+                f"model.family={unnamed(experts)}",
+                f"model.experts={experts}",
+                "model.top_k=1",
+                *(f"model.{key}" for key in SIZE),
+            ]
+        )
+    )
     initialise(model, 3)
     model.double()
     tokens = torch.randint(0, 50, (sum(LENGTHS) + 1,), generator=torch.Generator().manual_seed(1))

@@ -18,7 +18,7 @@ from engine.models.recompute import MODES
 from tests.attention.rings import unsplit
 
 LAYERS, TOKENS = 3, 37
-SHAPES = {"dense": {"experts": 1, "top_k": 1}, "experts": {"experts": 4, "top_k": 2}}
+SHAPES = {"dense": {"experts": 1, "top_k": 1}, "experts": {"family": "mixtral", "experts": 4, "top_k": 2}}
 SIZE = {"layers": LAYERS, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 50}
 
 

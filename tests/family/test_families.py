@@ -1,33 +1,55 @@
-"""Tensor names are exactly those that Hugging Face's models write."""
+"""The table of parameters is that of our models, and tensor names are those that Hugging Face's models write."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
+import pytest
 import torch
 from torch import nn
 
-from engine.weights.architectures import architecture_of, tensor_names
+from engine.config.schema import Model
+from engine.family.families import FAMILIES, family_of, parameters_of, stored_names
+from engine.models.build import build_model
+from engine.models.common.norm import norm_weights
 from engine.weights.check import places
 from engine.weights.folder import read_headers
 from engine.weights.load import load_weights
 from tests.weights.folders import config, llama, mixtral, saved
 
-MOE = ["model.experts=8", "model.top_k=2"]
+MOE = ["model.family=mixtral", "model.experts=8", "model.top_k=2"]
+
+
+def test_the_schema_names_the_families() -> None:
+    assert list(FAMILIES) == list(get_args(Model.model_fields["family"].annotation))
+
+
+@pytest.mark.parametrize("more", [[], MOE], ids=["llama", "mixtral"])
+def test_parameters_are_those_of_the_model(more: list[str]) -> None:
+    settings = config("model.kv_heads=1", "model.vocab=259", *more)
+    model = build_model(settings)
+    assert {name: tuple(one.shape) for name, one in model.named_parameters()} == {
+        name: one.shape for name, one in parameters_of(settings.model).items()
+    }
+    norms = norm_weights(model)
+    assert all(
+        (one in norms) != parameters_of(settings.model)[name].is_matrix for name, one in model.named_parameters()
+    )
 
 
 def theirs_of(*overrides: str) -> set[str]:
-    return {name for names in tensor_names(config(*overrides).model).values() for name in names}
+    return {name for names in stored_names(config(*overrides).model).values() for name in names}
 
 
 def test_a_llamas_names(tmp_path: Path) -> None:
-    assert architecture_of(config().model).name == "LlamaForCausalLM"
+    assert family_of(config().model).architecture == "LlamaForCausalLM"
     assert theirs_of() == set(read_headers(saved(llama(), tmp_path / "a")))
     assert theirs_of("model.tied=true") == set(read_headers(saved(llama(tie_word_embeddings=True), tmp_path / "b")))
 
 
 def test_a_mixtrals_names(tmp_path: Path) -> None:
-    assert architecture_of(config(*MOE).model).name == "MixtralForCausalLM"
+    assert family_of(config(*MOE).model).architecture == "MixtralForCausalLM"
     assert theirs_of(*MOE) == set(read_headers(saved(mixtral(), tmp_path)))
 
 
@@ -48,7 +70,7 @@ def test_experts_are_stacked_from_their_tensors(tmp_path: Path) -> None:
     headers = read_headers(saved(theirs, tmp_path, "20KB"))
     sizes = {
         ours: (() if len(names) == 1 else (len(names),)) + headers[names[0]].shape
-        for ours, names in tensor_names(shape).items()
+        for ours, names in stored_names(shape).items()
     }
     model = Stacked(sizes)
     assert len(places(model, shape)) == len(headers)
