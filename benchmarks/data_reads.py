@@ -77,7 +77,7 @@ def read(path: str, kind: str, folder: str, degree: int, part: int) -> tuple[int
     corpora = open_corpora(config.data, list_blocks(config.data))
     (corpus,) = corpora
     for block in range(corpus.blocks):
-        with patch("engine.data.pack.encode", counting_encode):
+        with patch("engine.data.parts.encode", counting_encode):
             packed = corpus.open(block)
         lengths = packed.inputs()
         zeros, width = np.zeros_like(lengths), packed.tokens.dtype.itemsize

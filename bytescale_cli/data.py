@@ -62,7 +62,7 @@ def pack(
 
     from engine.config.units import counted
     from engine.data.pack import pack as write
-    from engine.data.pack import quarantine_path
+    from engine.data.token_facts import quarantine_path
 
     config = loaded(overrides, config_file)
     if config.data.format == "tokens":

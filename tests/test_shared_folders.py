@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.data.pack import Tokens, pack_block, part_path
+from engine.data.parts import Tokens, pack_block, part_path
 from engine.data.sources.source import Document
 from engine.data.token_file import TokenFile
 from engine.errors import BytescaleError, DataError

@@ -25,22 +25,11 @@ from engine.config.sources import source_configs
 from engine.data.block_files import read_blocks
 from engine.data.cache import ENDINGS, cache_folder
 from engine.data.mixture import segments_of
-from engine.data.pack import (
-    OTHERS,
-    LeftOut,
-    Tokens,
-    blocks_path,
-    hashes_path,
-    is_packed,
-    pack_block,
-    part_path,
-    parts_path,
-    read_facts,
-    read_left_out,
-)
+from engine.data.parts import OTHERS, LeftOut, Tokens, is_packed, pack_block, part_path, read_left_out
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import Block
 from engine.data.sources.urls import is_url
+from engine.data.token_facts import blocks_path, hashes_path, parts_path, read_facts
 from engine.data.token_file import Numbers, TokenFile
 from engine.errors import DataError, StorageError
 from engine.run.folder import RunFolder

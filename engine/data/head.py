@@ -14,7 +14,7 @@ from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus, open_chosen
 from engine.data.history import History
-from engine.data.pack import Tokens
+from engine.data.parts import Tokens
 from engine.data.places import Known, Place, places_of
 from engine.data.steps import Cursor, SequenceTable, Steps
 from engine.data.tokenizers.tokenizer import Ids, Tokenizer

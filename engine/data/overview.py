@@ -20,7 +20,7 @@ from engine.config.sources import source_configs
 from engine.data.apart import check_cache
 from engine.data.bigrams import BigramCounts
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus, list_blocks, open_corpora
-from engine.data.pack import Tokens, pack_blocks
+from engine.data.parts import Tokens, pack_blocks
 from engine.data.sources.notes import notes
 from engine.data.steps import Cursor, Steps
 from engine.data.tokenizers.load import BYTES, open_tokenizer

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus
-from engine.data.pack import LeftOut
+from engine.data.parts import LeftOut
 from engine.data.sources.folder import FolderBlock
 from engine.data.sources.jsonl import JsonlBlock, byte_place, line_places
 from engine.data.sources.source import Block

@@ -1,6 +1,6 @@
 """Measures the lengths of all documents of a source, or of a sample, in several processes.
 
-Training needs every document, in order, with its tokens (pack.py). Statistics need only lengths, in any order, and a
+Training needs every document, in order, with its tokens (parts.py). Statistics need only lengths, in any order, and a
 sample is enough.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.config import schema
 from engine.data.encode import encode
-from engine.data.pack import Tokens
+from engine.data.parts import Tokens
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.notes import notes
 from engine.data.sources.source import Block, Document, usable

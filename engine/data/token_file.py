@@ -11,7 +11,7 @@ megatron/core/datasets/indexed_dataset.py of NVIDIA/Megatron-LM.
 A third file is ours. `PREFIX.mask` is there only if some document excludes a token from the loss, such as those of a
 prompt: a bit for each token of `PREFIX.bin`, which is 1 if the token counts as a label. Token i has bit i % 8, the
 lowest one first, of byte i // 8; the bits after the last token are 0. The index does not say whether there is a mask,
-because its format is Megatron's. What is packed here has `PREFIX.json`, which does (pack.py).
+because its format is Megatron's. What is packed here has `PREFIX.json`, which does (token_facts.py).
 
 Letters: D documents, S sequences, T tokens.
 """

@@ -18,7 +18,7 @@ from engine.config.units import counted
 from engine.data.block_files import write_blocks
 from engine.data.ledger import Ledger
 from engine.data.overview import Corpora, check_ids, tokenizer_facts
-from engine.data.pack import Tokens
+from engine.data.parts import Tokens
 from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ConfigError, DataError, PreflightError, RunFolderError
 from engine.files import LOCK, write_durably, write_json

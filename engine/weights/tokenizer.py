@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.config import schema
 from engine.config.sources import source_configs
-from engine.data.pack import read_facts
+from engine.data.token_facts import read_facts
 from engine.data.tokenizers.chat import CONFIG, MORE_TEMPLATES, SPECIAL, TEMPLATE
 from engine.data.tokenizers.load import BYTES, IN_FOLDER, open_tokenizer, tokenizer_file
 from engine.data.tokenizers.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ import pytest
 
 from engine.config import schema
 from engine.data.corpus import TokenCorpus
-from engine.data.pack import SCHEMA, Facts, blocks_path, facts_path, hashes_path
+from engine.data.token_facts import SCHEMA, Facts, blocks_path, facts_path, hashes_path
 from engine.data.token_file import write_index
 
 

@@ -13,7 +13,7 @@ from engine.config.load import load
 from engine.data.apart import check_cache
 from engine.data.cache import cache_folder
 from engine.data.overview import Corpora
-from engine.data.pack import Tokens, pack_block
+from engine.data.parts import Tokens, pack_block
 from engine.errors import ConfigError
 from tests.data.noted import Noted
 

@@ -16,7 +16,7 @@ import pytest
 
 from engine.config import schema
 from engine.data.block_files import read_blocks, write_blocks
-from engine.data.pack import Tokens, part_path
+from engine.data.parts import Tokens, part_path
 from engine.data.sources import arrow, folder, jsonl
 from engine.data.sources.formats import FORMATS
 from engine.errors import DataError

@@ -25,6 +25,7 @@ from engine.config.schema import Segment, Source
 from engine.data import corpus as module
 from engine.data import order
 from engine.data.blocks.loaders import trim
+from engine.data.cache import ENDINGS
 from engine.data.corpus import (
     Corpus,
     Packed,
@@ -37,23 +38,15 @@ from engine.data.corpus import (
     open_corpora,
 )
 from engine.data.overview import Corpora
-from engine.data.pack import (
-    ENDINGS,
-    LeftOut,
-    _open_tokenizer,
-    blocks_path,
-    hashes_path,
-    is_packed,
-    pack,
-    pack_block,
-    part_path,
-)
+from engine.data.pack import pack
+from engine.data.parts import LeftOut, _open_tokenizer, is_packed, pack_block, part_path
 from engine.data.sources import folder, jsonl
 from engine.data.sources.arrow import ArrowBlock
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.parquet import ParquetBlock
 from engine.data.sources.source import Block
 from engine.data.steps import Cursor, SequenceTable, Steps
+from engine.data.token_facts import blocks_path, hashes_path
 from engine.data.tokenizers.bytes import BOS, EOS
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError, StorageError

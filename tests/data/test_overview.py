@@ -16,7 +16,8 @@ from engine.data import order, overview
 from engine.data.bigrams import BigramCounts
 from engine.data.corpus import TextCorpus
 from engine.data.overview import Corpora, Overview
-from engine.data.pack import is_packed, pack, part_path
+from engine.data.pack import pack
+from engine.data.parts import is_packed, part_path
 from engine.data.sources import folder
 from engine.data.steps import Cursor
 from engine.data.tokenizers.load import open_tokenizer

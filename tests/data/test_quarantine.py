@@ -14,20 +14,13 @@ from engine.config import schema
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.corpus import list_blocks, open_corpora
-from engine.data.pack import (
-    Broken,
-    Tokens,
-    pack,
-    pack_blocks,
-    part_path,
-    quarantine_path,
-    read_facts,
-    read_left_out,
-)
+from engine.data.pack import pack
+from engine.data.parts import Broken, Tokens, pack_blocks, part_path, read_left_out
 from engine.data.quarantine import Quarantine, Unusable
 from engine.data.sources import jsonl
 from engine.data.sources.formats import FORMATS
 from engine.data.steps import Cursor, Steps
+from engine.data.token_facts import quarantine_path, read_facts
 from engine.errors import DataError
 
 MakeData = Callable[..., schema.Data]

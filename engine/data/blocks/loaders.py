@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from engine.control.processes import end_with_parent, is_stopped
 from engine.data.cache import found_in, remove_part
-from engine.data.pack import Tokens, is_packed, pack_block, part_path
+from engine.data.parts import Tokens, is_packed, pack_block, part_path
 from engine.data.sources.source import Block
 from engine.errors import BytescaleError
 from engine.folders import opened

@@ -32,7 +32,7 @@ from engine.config.schema import Config
 from engine.control.processes import StopWatch, end_with_parent, is_stopped
 from engine.data.blocks.loaders import Loaders, Work
 from engine.data.corpus import TextCorpus, corpora_of
-from engine.data.pack import LeftOut
+from engine.data.parts import LeftOut
 from engine.data.quarantine import Unusable
 from engine.data.steps import TOKEN_BYTES, Cursor, SequenceTable, Steps
 from engine.data.workers import cores

@@ -83,7 +83,7 @@ class FolderBlock(Block):
     arrays: bool  # whether data.pattern names JSON files: then JSON arrays of objects are texts, too
     separator: str | None  # between the documents of a file; None: a file is one document
     # Bytes of the files when they were listed. Not in the repr, which names the block in a cache beside the present
-    # sizes (pack.part_path): a file that changes during a run has the same name there as for the next run.
+    # sizes (parts.part_path): a file that changes during a run has the same name there as for the next run.
     length: int = field(repr=False)
 
     @property

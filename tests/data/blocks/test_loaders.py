@@ -21,7 +21,7 @@ from engine.config import schema
 from engine.data.blocks import loaders as module
 from engine.data.blocks.loaders import Loaders, Work, trim
 from engine.data.corpus import TextCorpus
-from engine.data.pack import Tokens, is_packed, pack_block, part_path
+from engine.data.parts import Tokens, is_packed, pack_block, part_path
 from engine.data.token_file import TokenFile
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError
@@ -382,7 +382,7 @@ OWNER = """
 import sys, time
 from pathlib import Path
 from engine.data.blocks.loaders import Loaders, Work
-from engine.data.pack import Tokens
+from engine.data.parts import Tokens
 from tests.data.noted import Noted
 if __name__ == "__main__":
     loaders = Loaders(2, 1 << 40)

@@ -1,0 +1,89 @@
+"""What is known about a packed token file beside its tokens, and the names of its files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from engine.data.tokenizers.load import open_tokenizer
+from engine.errors import DataError
+from engine.readers import read_object
+
+SCHEMA = 4
+_open_tokenizer = cache(open_tokenizer)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known about a token file that was packed here; `PREFIX.json`."""
+
+    tokenizer: str  # kind
+    fingerprint: str  # of the tokenizer, with its special tokens
+    vocabulary: int
+    bos: int | None
+    eos: int | None
+    documents: int
+    tokens: int
+    empty: int  # documents without text, which are left out
+    contents: str  # hash of all documents with their masks, and of the tokenizer
+    masked: bool  # whether there is a PREFIX.mask
+    broken: int = 0  # documents that cannot be used, which are left out and listed in PREFIX.quarantine.jsonl
+    source: Mapping[str, str] = field(default_factory=dict)  # see pack.py; earlier versions did not write it
+
+    def made_by(self, tokenizer: str) -> bool:
+        """Return whether a tokenizer, named as in a config, made the tokens. Raises DataError if it cannot be read."""
+        try:
+            found = _open_tokenizer(tokenizer, self.bos is not None, self.eos is not None)
+        except DataError:
+            _open_tokenizer(tokenizer)  # raises the error, unless the tokenizer only has no BOS or EOS
+            return False
+        return found.fingerprint == self.fingerprint
+
+
+def facts_path(prefix: Path) -> Path:
+    """The file that says what is known about a token file."""
+    return Path(f"{prefix}.json")
+
+
+def hashes_path(prefix: Path) -> Path:
+    """The file with a hash of the content of each document, uint64 [D]: it decides which ones are for validation."""
+    return Path(f"{prefix}.hash")
+
+
+def blocks_path(prefix: Path) -> Path:
+    """The file with the first document and the size in bytes of each block, and the number of documents and 0.
+
+    int64 [B + 1, 2]. The order of training is one of blocks, so it is the same for texts and for their token file.
+    """
+    return Path(f"{prefix}.blocks")
+
+
+def quarantine_path(prefix: Path) -> Path:
+    """The list of documents that cannot be used, which `pack` left out (quarantine.py)."""
+    return Path(f"{prefix}.quarantine.jsonl")
+
+
+def parts_path(prefix: Path) -> Path:
+    """The folder with the blocks of a token file that `pack` has not finished."""
+    return Path(f"{prefix}.parts")
+
+
+def read_facts(prefix: Path) -> Facts | None:
+    """Read what is known about a token file; None if it was written by another tool.
+
+    Raises DataError if PREFIX.json is damaged.
+    """
+    path = facts_path(prefix)
+    try:
+        found = read_object(path)
+        if found.pop("schema") != SCHEMA:
+            raise ValueError("another schema")
+        return Facts(**found)
+    except FileNotFoundError:
+        return None
+    except (OSError, DataError, ValueError, TypeError, KeyError) as error:
+        message = "does not describe a token file of this version"
+        hint = f"remove {prefix}.idx, and pack the documents again"
+        raise DataError(message, key=str(path), hint=hint) from error
