@@ -29,7 +29,7 @@ from bytescale_cli.profile_data import length_table
 from engine.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from engine.data.lint import Finding
+    from engine.data.lint.findings import Finding
 
 app = typer.Typer(help="Pack documents, find faults, trace steps.")
 app.command()(head)
@@ -106,8 +106,9 @@ def lint(
     _check(examples, "--examples", 20)
     from engine.config.sources import source_configs
     from engine.config.units import counted
-    from engine.data.lint import CHECKS, Limits
-    from engine.data.lint import lint as read
+    from engine.data.lint.faults import Limits
+    from engine.data.lint.findings import CHECKS
+    from engine.data.lint.lint import lint as read
 
     config = loaded(overrides, config_file)
     say = about_documents(with_config(overrides, config_file))
@@ -143,7 +144,7 @@ def lint(
 def _finding(finding: Finding) -> str:
     """Format a finding: what and how many, its examples, and what to do."""
     from engine.config.units import counted
-    from engine.data.lint import CHECKS
+    from engine.data.lint.findings import CHECKS
 
     check, reason = CHECKS[finding.code], f": {finding.reason}" if finding.reason else ""
     times = counted(finding.count, "time")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.data import copies
-from engine.data.copies import RECORD, find_copies, record, write_records
+from engine.data.lint import copies
+from engine.data.lint.copies import RECORD, find_copies, record, write_records
 
 
 def reference(contents: list[int], examples: int) -> tuple[int, list[tuple[int, int]]]:

@@ -16,8 +16,11 @@ import pytest
 import zstandard
 
 from engine.config import schema
-from engine.data import lint as module
-from engine.data.lint import CHECKS, Limits, Tally, lint
+from engine.data.lint import lint as module
+from engine.data.lint import reading
+from engine.data.lint.faults import Limits
+from engine.data.lint.findings import CHECKS, Tally
+from engine.data.lint.lint import lint
 from engine.data.sources import jsonl
 from engine.data.token_file import TokenFile, TokenWriter
 from tests.data.tokenizers.chat_folder import CHATML, MISTRAL, chat_folder
@@ -231,7 +234,7 @@ def test_a_role_that_the_template_refuses_is_one_finding(tmp_path: Path, make_da
 
 
 def test_faults_in_a_token_file(workers: int, tmp_path: Path, make_data: MakeData, monkeypatch: Any) -> None:
-    monkeypatch.setattr(module, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(reading, "_BLOCK_BYTES", 100)
     documents = [[1, 2, 3], [4, 5], [1, 2, 3], [6], [], [300, 1], [-1, 2], list(range(50))]
     with TokenWriter(tmp_path / "a", np.int32) as writer:
         for one in documents:
@@ -246,7 +249,7 @@ def test_the_index_of_a_token_file_is_read_once(
     tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not for each block: the time would grow with the square of the file."""
-    monkeypatch.setattr(module, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(reading, "_BLOCK_BYTES", 100)
     opened, check = list[int](), TokenFile._check_index
     monkeypatch.setattr(TokenFile, "_check_index", lambda file: opened.append(len(file)) or check(file))
     for documents in (40, 80):
@@ -309,5 +312,5 @@ def test_the_first_examples_are_kept(tmp_path: Path, make_data: MakeData, monkey
 
 
 def test_the_codes_are_documented() -> None:
-    documented = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    documented = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
     assert [code for code, check in CHECKS.items() if f"| {code} | {check.what} |" not in documented] == []

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.data import text_checks
-from engine.data.text_checks import longest_run, longest_run_of_ids, mojibake, suspicious
+from engine.data.lint import text_checks
+from engine.data.lint.text_checks import longest_run, longest_run_of_ids, mojibake, suspicious
 
 GOOD = {
     "German": "Größe, Straße und Übermaß – „so viel Spaß“, sagte er: «Ähnlich wie früher…»",

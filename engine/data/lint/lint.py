@@ -1,0 +1,146 @@
+"""Reads all documents of a config and finds faults: those that training refuses, and those that it would learn from.
+
+Memory is bounded: a process holds a part of a block (docs/data.md) and one document with its tokens at a time, and
+records of 64K documents; the caller holds a few examples of each fault, how often each length occurs (at most
+sqrt(2 x tokens) lengths), and up to 4M documents' records when it looks for copies (copies.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from engine.config import schema
+from engine.data.lint.copies import find_copies, record, write_records
+from engine.data.lint.faults import Limits, faults, ids_of
+from engine.data.lint.findings import CHECKS, Example, Finding, Tally
+from engine.data.lint.reading import blocks_of, documents_of, open_tokens
+from engine.data.sources.jsonl import JsonlBlock
+from engine.data.sources.notes import notes
+from engine.data.sources.source import Block
+from engine.data.tokenizers.load import open_tokenizer
+from engine.data.workers import cores, in_processes
+from engine.errors import DataError
+
+_RECORDS = 1 << 16  # documents whose records a process holds
+Progress = Callable[[int, int], None]  # gets the blocks that are done, and all blocks
+_open_tokenizer = cache(open_tokenizer)
+
+
+def lint(
+    sources: Sequence[schema.Data],
+    limits: Limits,
+    keep: int = 5,
+    workers: int | None = None,
+    progress: Progress = lambda done, total: None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Tally:
+    """Read all documents of all sources with `workers` processes, None for one per core, and return what was found.
+
+    The result does not depend on the number of processes. `keep` examples of each finding are kept. `say` gets
+    the lines of `notes` about each source. Raises DataError if a source has no files or
+    is not what the config says, OSError if the temporary folder is full.
+    """
+    open_tokens.cache_clear()  # files may have changed since an earlier call
+    tally = Tally(keep)
+    items = list[tuple[int, Block]]()
+    for source, data in enumerate(sources):
+        blocks = blocks_of(data, tally)
+        items += [(source, block) for block in blocks]
+        for line in notes(data, blocks, limits.vocabulary):
+            say(line)
+    places = _Places([block for _, block in items])
+    with TemporaryDirectory(prefix="bytescale-lint-") as folder:
+        work = partial(_check_block, sources, limits, keep, Path(folder))
+        numbered = [(number, *item) for number, item in enumerate(items)]
+        hint = "use fewer processes with --workers, or close other programs"
+        for number, found in enumerate(in_processes(work, numbered, workers or cores(), hint)):
+            places.follow(found)
+            for finding in found.findings.values():
+                finding.examples = [places.exact(number, example) for example in finding.examples]
+            tally.merge(found)
+            progress(number + 1, len(items))
+        copies = find_copies(Path(folder), keep)
+    if copies.number:
+        shown = [Example(0, places.of(copy), f"is a copy of {places.of(first)}") for copy, first in copies.examples]
+        tally.findings["L14", ""] = Finding("L14", "", CHECKS["L14"].advice, copies.number, shown)
+    tally.findings = {key: tally.findings[key] for key in sorted(tally.findings)}
+    return tally
+
+
+class _Places:
+    """Names documents for people. Lines get their numbers from how many documents the blocks before them have."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._blocks = blocks
+        self._lines = list[int | None]()  # the number of the first line of each block, where it is known
+        self._next: int | None = None  # that of the next one, if it is in the same file
+
+    def follow(self, found: Tally) -> None:
+        """Note what was found in the next block."""
+        block = self._blocks[len(self._lines)]
+        first = self._next
+        if isinstance(block, JsonlBlock) and block.ranges[0][0] == 0:
+            first = 1
+        self._lines.append(first if isinstance(block, JsonlBlock) else None)
+        whole = all(code != "L01" for code, _ in found.findings)
+        self._next = first + found.documents if first is not None and whole else None
+
+    def exact(self, number: int, example: Example) -> Example:
+        """Return an example of block `number` with the number of its line, if it is one."""
+        block, line = self._blocks[number], self._lines[number]
+        if not isinstance(block, JsonlBlock) or line is None or example.place == block.path:
+            return example
+        return example._replace(place=f"{block.path}:{line + example.number}")
+
+    def of(self, document: int) -> str:
+        """Return the place of a document by the number in its record. May read its block again."""
+        number, inside = document >> 32, document & 0xFFFFFFFF
+        block, line = self._blocks[number], self._lines[number]
+        if isinstance(block, JsonlBlock) and line is not None:
+            return f"{block.path}:{line + inside}"
+        return next(islice(documents_of(block), inside, None))[0].place
+
+
+def _check_block(
+    sources: Sequence[schema.Data], limits: Limits, keep: int, folder: Path, item: tuple[int, int, Block]
+) -> Tally:
+    """Read the documents of a block, and write a record of each into `folder` to find copies.
+
+    `item` is the number of the block, that of its source, and the block.
+    """
+    number, source, block = item
+    data, tally, records = sources[source], Tally(keep), list[bytes]()
+    tokenizer = None if data.format == "tokens" else _open_tokenizer(data.tokenizer, data.bos, data.eos)
+    for index, (document, was_read) in enumerate(documents_of(block)):
+        tally.documents += was_read
+        problem, ids = document.problem, np.empty(0, dtype=np.int64)
+        if problem is None:
+            try:
+                ids, mask = ids_of(document, tokenizer)
+            except DataError as error:
+                problem = error
+        if problem is not None:
+            code = "L03" if isinstance(problem.__cause__, UnicodeError) else "L02"
+            found = [(code if was_read else "L01", problem.problems[0].message)]
+        else:
+            found = list(faults(document, ids, mask, tokenizer, limits))
+            tally.tokens += len(ids)
+            if len(ids) > 1:
+                tally.lengths[len(ids) - 1] += 1
+            if len(ids):
+                content = ids.astype("<i8").tobytes() if document.text is None else document.text
+                records.append(record(content, number << 32 | index))
+        for code, detail in found:
+            tally.add(code, Example(index, document.place, detail), problem)
+        tally.refused += any(CHECKS[code].refused for code, _ in found)
+        if len(records) == _RECORDS:
+            write_records(folder, records)
+            records.clear()
+    write_records(folder, records)
+    return tally
