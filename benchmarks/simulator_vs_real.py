@@ -47,7 +47,7 @@ from engine.planner.time.durations import Gangs
 from engine.planner.time.makespan import timing
 from engine.run.folder import RunFolder
 from engine.simulator.timeline import simulate
-from engine.units import Ints
+from engine.units import Floats, Ints
 
 if TYPE_CHECKING:
     from engine.parallel.groups import Groups
@@ -342,7 +342,11 @@ def report(made: dict[str, StepPlan], settings: PlanSettings, measured: dict[str
     for name, was, said in zip(made, real, simulated, strict=True):
         print(f"{name}: measured {was:.3f} s, simulated {said:.3f} s ({said / was - 1:+.1%})")
     print(f"spread of step times: {real.max() / real.min():.2f}x")
-    loaded = [[largest(plan, shards) for shards in loads.shard_loads(plan)] for plan in made.values()]
+    rates = settings.costs.rates
+    loaded = [
+        [largest(plan, shards) for shards in (loads.shard_tokens(plan), loads.shard_pairs(plan, rates))]
+        for plan in made.values()
+    ]
     tokens, squares = np.array(loaded, dtype=float).T
     for name, guess in (("simulator", simulated), ("largest tokens", tokens), ("largest sum of s^2", squares)):
         if name != "simulator":
@@ -351,7 +355,7 @@ def report(made: dict[str, StepPlan], settings: PlanSettings, measured: dict[str
         print(f"{name}: median error {np.median(error):.1%}, rank correlation {correlation(guess, real):.3f}")
 
 
-def largest(plan: StepPlan, shards: Ints) -> int:
+def largest(plan: StepPlan, shards: Ints | Floats) -> int:
     """Sum the values of `shards` [K] over each rank's shards; return the largest sum."""
     return int(np.bincount(plan.ring_ranks, weights=shards, minlength=plan.ranks).max())
 

@@ -14,6 +14,13 @@ from __future__ import annotations
 from engine.config import schema
 
 PASSES = 3  # forward, and a backward pass of twice as many operations
+WHOLE = 1 << 62  # as a window: queries attend to all tokens before them
+
+
+def pairs(tokens: int, window: int = WHOLE) -> int:
+    """Pairs of the first `tokens` tokens of a sequence, where a query has at most `window` keys, its own included."""
+    fewer = min(tokens, window)  # queries with fewer keys than the window
+    return fewer * (fewer + 1) // 2 + (tokens - fewer) * window
 
 
 def layer_weights(model: schema.Model, *, experts: int) -> int:

@@ -8,7 +8,8 @@ sent when):
  backward  hide(C, K,V), D - 2 rounds of hide(C, K,V + dK,dV), hide(C, dK,dV), and the last hop of dK,dV
  hide(C, X) = max(C, X) + (1 - overlap) min(C, X)
 ```
-All times are in nanoseconds for all layers together: layers are alike, so their sum is a factor.
+All times are in nanoseconds for all layers together. Layers differ in the window of their attention: C has the pairs
+of an average layer, spread evenly over the rounds, and X the K,V of all tokens, which make every hop in every layer.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.compiled import njit
+from engine.cost import flops
+from engine.cost.flops import WHOLE
 from engine.units import Ints
 
 # Tensors of the size of the queries that members of a team send each other: in a backward pass also the output and its
@@ -26,14 +29,16 @@ QUERIES_F, QUERIES_B = 1.0, 3.0
 # Of a call of attention in a pipeline. With 8, plans of 2M tokens are no faster: calls wait longer for their K,V.
 _ROUNDS_PER_CALL = 4
 
+pairs_upto = njit(flops.pairs)
+
 
 class Rates(NamedTuple):
     """Nanoseconds of one HDP rank, all layers together."""
 
     token_f: float  # of a token in linear layers, forward
     token_b: float  # of a token in linear layers, backward, with recomputation
-    pair_f: float  # of a (query, key) pair, forward
-    pair_b: float  # of a (query, key) pair, backward
+    pair_f: float  # of a (query, key) pair in each layer, forward
+    pair_b: float  # of a (query, key) pair in each layer, backward
     micro: float  # fixed, of a micro-batch, forward and backward
     sequence: float  # fixed, of a shard in a micro-batch, forward and backward
     # In each pass and for each call of attention with rings, but the causal one, which is a micro-batch's own:
@@ -51,6 +56,8 @@ class Rates(NamedTuple):
     result: float = 0.0  # to send a token's output, or the gradient of its queries, in the wider dtype
     team: int = 1  # largest team of a ring (planner/plan/schedule.py) that is tried
     rounds_per_call: int = 1  # at most, a power of two (planner/plan/schedule.py)
+    window: float = float(WHOLE)  # most keys of a query in layers with a window, itself included
+    windowed: float = 0.0  # fraction of the layers that have this window
 
 
 def rounds_per_call(stages: int) -> int:
@@ -109,11 +116,27 @@ def exchange(rates: Rates, tokens: float, team: int, slowdown: float, queries: f
 
 
 @njit
+def pairs(rates: Rates, tokens: float, before: float = 0.0) -> float:
+    """(query, key) pairs of `tokens` tokens after `before` tokens of their sequence, on average over the layers."""
+    found = tokens * (tokens + 1.0) / 2.0 + tokens * before
+    # In layers with a window: the queries that have fewer keys, then those that have as many as the window.
+    start, stop = min(before, rates.window), min(before + tokens, rates.window)
+    within = (stop * (stop + 1.0) - start * (start + 1.0)) / 2.0 + (tokens - (stop - start)) * rates.window
+    return found + rates.windowed * (within - found)
+
+
+@njit
+def token_forward(rates: Rates, tokens: float) -> float:
+    """Forward time of a token of an unsplit sequence of `tokens`, in ns, on average."""
+    return rates.token_f + rates.pair_f * (pairs(rates, tokens) / tokens)
+
+
+@njit
 def unsplit(rates: Rates, tokens: float) -> float:
     """Time of an unsplit sequence, in ns, both passes, without the fixed time of its micro-batch."""
-    pairs = tokens * (tokens + 1.0) / 2.0
-    forward = rates.pair_f * pairs
-    attention = forward * (1.0 + rates.recompute_factor) + rates.pair_b * pairs
+    causal = pairs(rates, tokens)
+    forward = rates.pair_f * causal
+    attention = forward * (1.0 + rates.recompute_factor) + rates.pair_b * causal
     return (rates.token_f + rates.token_b) * tokens + attention + rates.sequence
 
 
@@ -125,10 +148,10 @@ def shared(rates: Rates, tokens: float, degree: int, slowdown: float) -> float:
     """
     if degree == 1:
         return unsplit(rates, tokens)
-    pairs = tokens * (tokens + 1.0) / 2.0
-    best, team = together(rates, tokens, pairs, 1, degree, slowdown), 2
+    causal = pairs(rates, tokens)
+    best, team = together(rates, tokens, causal, 1, degree, slowdown), 2
     while team <= min(rates.team, degree):  # of any degree, so that times fall and rise smoothly with it
-        best = min(best, together(rates, tokens, pairs, 1, degree, slowdown, team))
+        best = min(best, together(rates, tokens, causal, 1, degree, slowdown, team))
         team *= 2
     return best
 
@@ -140,11 +163,11 @@ def in_team(rates: Rates, tokens: float, before: float, degree: int, slowdown: f
 
     The slice has `tokens` tokens, and its sequence `before` tokens before it. The arguments are as in `shared`.
     """
-    pairs = tokens * (tokens + 1.0) / 2.0 + tokens * before
+    causal = pairs(rates, tokens, before)
     best, team, size = np.inf, 1, 1
     while size <= rates.team:
         if degree % size == 0:
-            time = together(rates, tokens, pairs, 1, degree, slowdown, size, before)
+            time = together(rates, tokens, causal, 1, degree, slowdown, size, before)
             if time < best:
                 best, team = time, size
         size *= 2
@@ -155,7 +178,7 @@ def in_team(rates: Rates, tokens: float, before: float, degree: int, slowdown: f
 def together(
     rates: Rates,
     tokens: float,
-    pairs: float,
+    causal: float,
     count: int,
     degree: int,
     slowdown: float,
@@ -164,13 +187,13 @@ def together(
 ) -> float:
     """Time of `count` sequences on rings of the same ranks, in ns, both passes, without that of their micro-batch.
 
-    `tokens` and `pairs` are sums over the sequences. The rings advance together, round by round, in teams of `team`.
-    `before` are the tokens of earlier slices, whose K,V travel too. The first round is the causal call that every
-    micro-batch has: it has no fixed times, except for the queries of mates or the keys of earlier slices, which need
-    another call. A call of several rounds costs what its rounds do, but its fixed times only once.
+    `tokens` and `causal`, their pairs, are sums over the sequences. The rings advance together, round by round, in
+    teams of `team`. `before` are the tokens of earlier slices, whose K,V travel too. The first round is the causal call
+    that every micro-batch has: it has no fixed times, except for the queries of mates or the keys of earlier slices,
+    which need another call. A call of several rounds costs what its rounds do, but its fixed times only once.
     """
     turns = degree / team
-    part, each = tokens / degree, pairs / (degree * turns)  # of a rank; of one round
+    part, each = tokens / degree, causal / (degree * turns)  # of a rank; of one round
     carried = part + before / degree
     fixed = rates.round + rates.ring * count + rates.merge * part * team
     first = fixed if team > 1 or before > 0.0 else 0.0

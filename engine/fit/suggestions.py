@@ -16,6 +16,7 @@ from typing import Any
 from engine.config.checks import check
 from engine.config.mesh_checks import unit_nodes
 from engine.config.schema import Config
+from engine.cost.times import pairs
 from engine.fit.estimate import Estimate, estimate, estimate_at
 from engine.fit.largest import largest_capacity, least_nodes, least_ranks, named_ratio, of_ranks
 from engine.fit.problem import fit_problem
@@ -135,9 +136,9 @@ def _suggestion(changes: dict[str, Any], config: Config, settings: PlanSettings)
     """The suggestion `changes`, where `config` and `settings` already have the new values."""
     costs, found = settings.costs, estimate(config, settings)
     rates, load, tokens = costs.rates, found.load, config.batch_tokens / settings.ranks
-    pairs = (config.context + 1) / 2
-    forward, backward = rates.token_f + rates.pair_f * pairs, rates.token_b + rates.pair_b * pairs
-    backward += rates.recompute_factor * rates.pair_f * pairs
+    keys = pairs(rates, float(config.context)) / config.context
+    forward, backward = rates.token_f + rates.pair_f * keys, rates.token_b + rates.pair_b * keys
+    backward += rates.recompute_factor * rates.pair_f * keys
     copies = rates.copy * load.offload / PPM
     micro_batches = max(1.0, tokens / max(1, load.tokens))
     passes = zip((forward, backward), costs.gathers, strict=True)

@@ -15,7 +15,7 @@ import numpy as np
 from engine.compiled import njit
 from engine.cost import budget
 from engine.cost.budget import least, least_ratio
-from engine.cost.times import Rates
+from engine.cost.times import Rates, token_forward
 from engine.planner.plan import loads
 from engine.planner.plan.loads import micro_loads
 from engine.planner.plan.step_plan import StepPlan
@@ -48,8 +48,17 @@ def _gain(rates: Rates, lengths: Ints, most: float, layers: int) -> Floats:
     """Compiled part of `gain`, with the largest allowed ratio `most`."""
     found = np.empty(len(lengths))
     for at in range(len(lengths)):
-        forward = rates.token_f + rates.pair_f * (lengths[at] + 1) / 2
+        forward = token_forward(rates, float(lengths[at]))
         found[at] = layers / (2 + (1 - min(most, forward / rates.copy)) * (layers - 2))
+    return found
+
+
+@njit
+def _hidden(rates: Rates, lengths: Ints) -> Floats:
+    """Ratio at which copies take as long as the forward pass, at most 1, for each sequence, [S]."""
+    found = np.empty(len(lengths))
+    for at in range(len(lengths)):
+        found[at] = min(1.0, token_forward(rates, float(lengths[at])) / rates.copy)
     return found
 
 
@@ -66,9 +75,7 @@ def equation_3(lengths: Ints, settings: PlanSettings) -> tuple[Ints, Ints]:
     plain = -(-lengths // capacity)
     if not (settings.equation_3 and settings.offload) or layers <= 2:
         return plain, np.zeros(len(lengths), dtype=np.int64)
-    rates = settings.costs.rates
-    forward = rates.token_f + rates.pair_f * (lengths + 1) / 2
-    most = np.minimum(settings.offload, (PPM * np.minimum(1.0, forward / rates.copy)).astype(np.int64))
+    most = np.minimum(settings.offload, (PPM * _hidden(settings.costs.rates, lengths)).astype(np.int64))
     least = np.minimum(PPM, layers * capacity * PPM // ((layers - 2) * lengths))
     fewer = -(-lengths * (2 * PPM + (PPM - most) * (layers - 2)) // (layers * capacity * PPM))
     fewer = np.maximum(fewer, -(-lengths // int(settings.largest_shards.min())))

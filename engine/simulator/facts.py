@@ -119,6 +119,6 @@ def _sent(plan: StepPlan, settings: PlanSettings, hops: NDArray[np.bool_]) -> in
     kv = int(others[hops].sum()) * costs.forward_rings * costs.forward_hop_bytes
     counts = int((plan.degrees[plan.shard_slice][hops] - 1).sum()) * costs.counts_bytes
     dkv = int(passing[hops & (plan.degrees[plan.shard_slice] > team)].sum()) * costs.backward_hop_bytes
-    shared = int(((team - 1) * loads.shard_loads(plan)[0])[hops].sum())
+    shared = int(((team - 1) * loads.shard_tokens(plan))[hops].sum())
     forward = costs.query_bytes + costs.result_bytes  # of each forward pass; a backward pass sends three queries
     return kv + dkv + counts + shared * (costs.forward_rings * forward + 2 * costs.query_bytes)

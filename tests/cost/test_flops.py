@@ -5,11 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine.config.load import load
 from engine.config.schema import Model
-from engine.cost.flops import attention_flops, linear_flops, linear_weights
+from engine.cost.flops import attention_flops, linear_flops, linear_weights, pairs
 from engine.cost.model import Costs
 from engine.family.families import unnamed
 from tests.presets import LLAMA7B_256K
@@ -27,6 +29,12 @@ def test_llama_7b_with_8_key_heads_by_hand() -> None:
     assert attention_flops(model) == 4 * 4096 * 32
     step = Costs.of(load(LLAMA7B_256K)).flops(np.array([10, 3], dtype=np.int64))
     assert step == 3 * (13 * linear_flops(model) + (55 + 6) * attention_flops(model))
+
+
+@given(st.integers(0, 60), st.integers(1, 70))
+def test_pairs_of_queries_one_by_one(tokens: int, window: int) -> None:
+    assert pairs(tokens) == sum(position + 1 for position in range(tokens))
+    assert pairs(tokens, window) == sum(min(position + 1, window) for position in range(tokens))
 
 
 def test_of_experts_those_that_a_token_meets_count_and_the_router() -> None:

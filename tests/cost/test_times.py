@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.cost import flops
 from engine.cost.times import (
     QUERIES_B,
     QUERIES_F,
@@ -21,6 +22,7 @@ from engine.cost.times import (
     forward_ring,
     hide,
     in_team,
+    pairs,
     shared,
     together,
     unsplit,
@@ -40,10 +42,25 @@ RATES = st.builds(
     result=SOME,
     team=st.just(1),
     rounds_per_call=st.sampled_from([1, 2, 4, 8]),
+    window=st.integers(1, 10**6).map(float),
+    windowed=st.sampled_from([0.0, 0.5, 5 / 6, 1.0]),
 )
 DEGREES = st.integers(1, 9)
 EXACT = 1e-9
 FAST = Rates(3.0, 7.0, 0.5, 1.25, 100.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 8.0, 1.0, 0.0, 0.0)  # links cost nothing
+
+
+def slow_pairs(rates: Rates, tokens: int, before: int = 0) -> float:
+    """Pairs on average over the layers, query by query for short sequences."""
+    queries = range(before, before + tokens)
+    if tokens < 100:
+        every, within = sum(at + 1 for at in queries), sum(min(at + 1, rates.window) for at in queries)
+    else:
+        ends = (before + tokens, before)
+        every, within = (
+            np.subtract(*(flops.pairs(end, most) for end in ends)) for most in (flops.WHOLE, int(rates.window))
+        )
+    return float((1 - rates.windowed) * every + rates.windowed * within)
 
 
 def walk(
@@ -162,7 +179,7 @@ def test_calls_of_several_rounds_take_no_less_backward(
 @given(RATES, st.integers(1, 10**6), DEGREES, st.booleans())
 def test_a_sequence_on_its_ring(rates: Rates, tokens: int, degree: int, leaves: bool) -> None:
     far = rates.inter_node_slowdown if leaves else 1.0
-    mean = tokens * (tokens + 1) / 2 / degree**2
+    mean = slow_pairs(rates, tokens) / degree**2
     slow = slow_shared(rates, float(tokens), degree, far, lambda round_: mean)
     assert shared(rates, float(tokens), degree, far) == pytest.approx(slow, rel=EXACT)
 
@@ -171,22 +188,23 @@ def test_a_sequence_on_its_ring(rates: Rates, tokens: int, degree: int, leaves: 
 def test_a_round_has_about_as_many_pairs_as_any(rates: Rates, chunk: int, degree: int, data: st.DataObject) -> None:
     """With the blocks that really meet: only the first, causal round differs, by half a chunk a row."""
     tokens, part = 2 * degree * chunk, data.draw(st.integers(0, degree - 1))
+    rates = rates._replace(windowed=0.0)
 
-    def pairs(round_: int) -> float:
+    def met(round_: int) -> float:
         if round_ == 0:
             rows = tokens // degree
             return rows * (rows + 1) / 2
         (block,) = schedule.blocks(tokens, degree, part, [schedule.kv_part(degree, part, round_)])
         return float((block.q_stop - block.q_start) * sum(block.keys))
 
-    slow = slow_shared(rates, float(tokens), degree, 1.0, pairs)
+    slow = slow_shared(rates, float(tokens), degree, 1.0, met)
     assert shared(rates, float(tokens), degree, 1.0) == pytest.approx(slow, rel=1 / chunk)
 
 
 @given(RATES, st.integers(1, 10**6), st.integers(0, 10**6), st.integers(2, 16), st.sampled_from([1, 2, 4]))
 def test_a_slice_in_the_best_team(rates: Rates, tokens: int, before: int, degree: int, most: int) -> None:
     """A team of c has D / c rounds, in which K,V of c times fewer parts pass, and exchanges queries and results."""
-    pairs, times = tokens * (tokens + 1) / 2 + tokens * before, {}
+    causal, times = slow_pairs(rates, tokens, before), {}
     for team in [team for team in (1, 2, 4) if team <= most and degree % team == 0]:
         turns, part, carried = degree // team, tokens / degree, (tokens + before) / degree
         fixed = rates.round + rates.ring + rates.merge * part * team
@@ -194,7 +212,7 @@ def test_a_slice_in_the_best_team(rates: Rates, tokens: int, before: int, degree
         mean = (whole + fixed * (slow_calls(turns, rates.rounds_per_call) - 1)) / turns
         beside = [whole, fixed] if rates.rounds_per_call == 1 else [mean, mean]
 
-        def work(round_: int, pair: float, each: float = pairs / degree / turns, own: list[float] = beside) -> float:
+        def work(round_: int, pair: float, each: float = causal / degree / turns, own: list[float] = beside) -> float:
             return pair * each + own[min(round_, 1)]
 
         forward = walk(rates, turns, 0, "forward", partial(work, pair=rates.pair_f), 3.0, carried)
@@ -207,7 +225,9 @@ def test_a_slice_in_the_best_team(rates: Rates, tokens: int, before: int, degree
         times[team] = linear + (1.0 + rates.recompute_factor) * forward + backward + rates.sequence
     found, team = in_team(rates._replace(team=most), float(tokens), float(before), degree, 3.0)
     assert found == pytest.approx(min(times.values()), rel=EXACT) == pytest.approx(times[team], rel=EXACT)
-    assert together(rates, float(tokens), pairs, 1, degree, 3.0, team, float(before)) == pytest.approx(found, rel=EXACT)
+    assert together(rates, float(tokens), causal, 1, degree, 3.0, team, float(before)) == pytest.approx(
+        found, rel=EXACT
+    )
 
 
 def test_a_ring_that_waits_for_transfers_gets_faster_in_teams() -> None:
@@ -218,10 +238,20 @@ def test_a_ring_that_waits_for_transfers_gets_faster_in_teams() -> None:
     assert exchange(rates, 10.0, 3, 2.0, QUERIES_B) == 2 * 2 * 10 * (3 * 4 + 8)
 
 
+@given(st.integers(1, 99), st.integers(0, 200), st.integers(1, 250), st.sampled_from([0.0, 0.5, 1.0]))
+def test_pairs_of_queries_one_by_one(tokens: int, before: int, window: int, windowed: float) -> None:
+    rates = FAST._replace(window=float(window), windowed=windowed)
+    assert pairs(rates, float(tokens), float(before)) == slow_pairs(rates, tokens, before)
+
+
+@given(st.integers(1, 2**26), st.integers(0, 2**25))
+def test_without_windows_pairs_are_exact(tokens: int, before: int) -> None:
+    assert pairs(FAST, float(tokens), float(before)) == tokens * (tokens + 1) // 2 + tokens * before
+
+
 @given(RATES, st.integers(1, 10**6))
 def test_an_uncut_sequence(rates: Rates, tokens: int) -> None:
-    pairs = sum(range(1, tokens + 1)) if tokens < 100 else tokens * (tokens + 1) // 2
-    attention = (rates.pair_f * (1 + rates.recompute_factor) + rates.pair_b) * pairs
+    attention = (rates.pair_f * (1 + rates.recompute_factor) + rates.pair_b) * slow_pairs(rates, tokens)
     slow = tokens * (rates.token_f + rates.token_b) + attention + rates.sequence
     assert unsplit(rates, float(tokens)) == pytest.approx(slow, rel=EXACT)
     assert shared(rates, float(tokens), 1, rates.inter_node_slowdown) == unsplit(rates, float(tokens)), (
@@ -260,7 +290,7 @@ def test_between_nodes_nothing_is_faster(rates: Rates, tokens: int, degree: int)
 @given(RATES, st.integers(1, 10**6), DEGREES)
 def test_running_forward_again_takes_a_forward_pass(rates: Rates, tokens: int, degree: int) -> None:
     once, twice = (shared(rates._replace(recompute_factor=again), float(tokens), degree, 1.0) for again in (0.0, 1.0))
-    mean = tokens * (tokens + 1) / 2 / degree**2
+    mean = slow_pairs(rates, tokens) / degree**2
     part = tokens / degree
     ring = walk(
         rates, degree, 0, "forward", lambda at: rates.pair_f * mean + slow_fixed(rates, degree, part, at), 1.0, part

@@ -44,10 +44,12 @@ class Machine:
     def tokens(self, shard: Shard) -> int:
         return schedule.shard_tokens(shard.length, shard.degree, shard.part)
 
-    def pairs(self, shard: Shard) -> int:
-        """Count the keys of each query, one by one: the query at position p has p + 1."""
+    def pairs(self, shard: Shard) -> float:
+        """Count the keys of each query, one by one: that at position p has p + 1, but at most a window's, if any."""
         spans, before = schedule.shard_spans(shard.length, shard.degree, shard.part), sum(shard.earlier)
-        return sum(before + p + 1 for span in spans for p in range(span.start, span.stop))
+        keys = [before + p + 1 for span in spans for p in range(span.start, span.stop)]
+        rates = self.settings.costs.rates
+        return (1 - rates.windowed) * sum(keys) + rates.windowed * sum(min(one, rates.window) for one in keys)
 
     def carried(self, shard: Shard) -> int:
         """Tokens whose K,V the shard's part sends: of all slices so far."""

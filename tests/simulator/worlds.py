@@ -39,7 +39,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
 
 @st.composite
 def asked(draw: st.DrawFn, planner: str, mode: str) -> PlanSettings:
-    """Draw settings with any cluster, overlap, recompute mode and offload."""
+    """Draw settings with any cluster, overlap, recompute mode, attention windows and offload."""
     cluster = draw(clusters())
     rates = RATES._replace(
         overlap=draw(st.sampled_from([0.0, 0.6, 1.0])), recompute_factor=draw(st.sampled_from([0.0, 1.0]))
@@ -47,6 +47,7 @@ def asked(draw: st.DrawFn, planner: str, mode: str) -> PlanSettings:
     stages = draw(st.integers(1, 3)) if mode == "pipeline" else 1
     rates = rates._replace(team=draw(st.sampled_from([1, 4])) if mode == "pipeline" else 1)
     rates = rates._replace(rounds_per_call=draw(st.sampled_from([1, 2, 4])))
+    rates = rates._replace(window=float(draw(st.integers(1, 20))), windowed=draw(st.sampled_from([0.0, 0.5, 1.0])))
     costs = replace(LINKED_COSTS, rates=rates, nics=draw(st.sampled_from([0.5, 1.0, 2.0])))
     costs = staged_costs(stages, costs)
     return replace(

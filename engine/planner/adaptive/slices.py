@@ -63,12 +63,22 @@ def _teams(rates: Rates, lengths: Ints, before: Ints, degree: Ints, node: int) -
 def _tokens_of_work(rates: Rates, lengths: Ints, index: Ints, parts: Ints) -> Ints:
     """Return how many tokens of each sequence take index / parts of its time, [N]; at least `index` tokens.
 
-    The time of the first n tokens is a n^2 + b n: attention, and linear layers.
+    The time of the first n tokens is a n^2 + b n, for attention and linear layers, less a (n - w)^2 in the fraction of
+    layers whose attention has a window of w < n tokens.
     """
     a = ((1.0 + rates.recompute_factor) * rates.pair_f + rates.pair_b) / 2.0
-    b = rates.token_f + rates.token_b
-    work = (a * lengths * lengths + b * lengths) * index / parts
-    tokens = np.where(a > 0.0, (np.sqrt(b * b + 4.0 * a * work) - b) / max(2.0 * a, 1e-300), work / max(b, 1e-300))
+    b, windowed, window = rates.token_f + rates.token_b, a * rates.windowed, rates.window
+
+    def solved(a: float, b: float, work: Floats) -> Floats:
+        """The n at which a n^2 + b n is the work."""
+        found = (np.sqrt(b * b + 4.0 * a * work) - b) / max(2.0 * a, 1e-300)
+        return np.where(a > 0.0, found, work / max(b, 1e-300))
+
+    beyond = np.maximum(0.0, lengths - window)
+    work = (a * lengths * lengths + b * lengths - windowed * beyond * beyond) * index / parts
+    tokens = solved(a, b, work)
+    longer = solved(a - windowed, b + 2.0 * windowed * window, work + windowed * window * window)
+    tokens = np.where(tokens > window, longer, tokens)
     tokens = np.where(index == parts, lengths, np.floor(tokens).astype(np.int64))
     return np.maximum(index, np.minimum(tokens, lengths - (parts - index)))
 

@@ -18,9 +18,10 @@ from engine.compiled import njit
 from engine.cost.budget import least_ratio
 from engine.cost.times import Rates, hide
 from engine.planner.baselines.static import Mesh, assigned
+from engine.planner.plan.loads import mean_pairs
 from engine.planner.plan.order import one_f_one_b
 from engine.planner.plan.rows import grouped
-from engine.planner.plan.schedule import call_start, chunk_start
+from engine.planner.plan.schedule import call_start
 from engine.planner.ratios import needs_offload
 from engine.planner.settings import PlanSettings
 from engine.planner.time.durations import with_gathers
@@ -33,7 +34,7 @@ class _Member(NamedTuple):
     shards: Ints
     filled: Ints  # shards with at least one token
     tokens: Ints
-    pairs: Ints  # (query, key) pairs
+    pairs: Floats  # (query, key) pairs, on average over the layers
     offload: Ints  # ppm
     slow: Floats  # how many times slower than full speed its rank is
     crosses: Bools  # whether its next hop leaves the node
@@ -70,7 +71,9 @@ def static_bound(lengths: Ints, settings: PlanSettings) -> float:
 
 def _member(lengths: Ints, mesh: Mesh, part: int, settings: PlanSettings) -> _Member:
     """Sum up the shards of member `part` of each micro-batch."""
-    shards, filled, tokens, pairs, buffers = _loads(lengths[mesh.sequences], mesh.start, mesh.cp, part)
+    rates, taken = settings.costs.rates, lengths[mesh.sequences]
+    shards, filled, tokens, buffers = _loads(taken, mesh.start, mesh.cp, part)
+    pairs = _pairs(taken, mesh.start, mesh.cp, part, int(rates.window), rates.windowed)
     first = mesh.group * mesh.cp
     rank, home = first + part, settings.cluster.node_of
     crosses = home[rank] != home[first + (part + 1) % mesh.cp]
@@ -85,24 +88,30 @@ def _member(lengths: Ints, mesh: Mesh, part: int, settings: PlanSettings) -> _Me
 
 @njit
 def _loads(lengths: Ints, start: Ints, degree: int, part: int) -> Ints:
-    """Return shards, filled shards, tokens, pairs and tokens of ring buffers of one member, [5, M].
+    """Return shards, filled shards, tokens and tokens of ring buffers of one member, [4, M].
 
     Micro-batch m has the sequences of lengths[start[m] : start[m + 1]].
     """
-    loads = np.zeros((5, len(start) - 1), np.int64)
+    loads = np.zeros((4, len(start) - 1), np.int64)
     for m in range(len(start) - 1):
         for length in lengths[start[m] : start[m + 1]]:
             size, longer = length // (2 * degree), length % (2 * degree)
-            tokens = 0
-            for chunk in (part, 2 * degree - 1 - part):
-                begin, end = chunk_start(size, longer, chunk), chunk_start(size, longer, chunk + 1)
-                tokens += end - begin
-                loads[3, m] += (end * (end + 1) - begin * (begin + 1)) // 2
+            tokens = 2 * size + int(part < longer) + int(2 * degree - 1 - part < longer)
             loads[0, m] += 1
             loads[1, m] += tokens > 0
             loads[2, m] += tokens
-            loads[4, m] += -(-length // degree) if degree > 1 else 0
+            loads[3, m] += -(-length // degree) if degree > 1 else 0
     return loads
+
+
+@njit
+def _pairs(lengths: Ints, start: Ints, degree: int, part: int, window: int, windowed: float) -> Floats:
+    """Return the (query, key) pairs of one member on average over the layers, [M] (`mean_pairs`)."""
+    pairs = np.zeros(len(start) - 1)
+    for m in range(len(start) - 1):
+        for length in lengths[start[m] : start[m + 1]]:
+            pairs[m] += mean_pairs(length, 0, degree, part, window, windowed)
+    return pairs
 
 
 @njit

@@ -11,21 +11,27 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.compiled import njit
+from engine.cost.flops import WHOLE
 from engine.cost.model import Costs
-from engine.cost.times import rounds_per_call
+from engine.cost.times import Rates, pairs_upto, rounds_per_call
 from engine.planner.plan.schedule import call_of_round, call_start, chunk_start
 from engine.planner.plan.step_plan import StepPlan
-from engine.units import Bools, Ints
+from engine.units import Bools, Floats, Ints
 
 
-def shard_loads(plan: StepPlan) -> tuple[Ints, Ints]:
-    """Return the tokens and the (query, key) pairs of each shard, [K] each: the query at position p has p + 1 keys."""
-    return _shard_loads(plan.lengths, plan.before, plan.ring_start)
+def shard_tokens(plan: StepPlan) -> Ints:
+    """Return the tokens of each shard, [K]."""
+    return _shard_tokens(plan.lengths, plan.ring_start)
+
+
+def shard_pairs(plan: StepPlan, rates: Rates) -> Floats:
+    """Return the (query, key) pairs of each shard on average over the layers, [K]."""
+    return _shard_pairs(plan.lengths, plan.before, plan.ring_start, int(rates.window), rates.windowed)
 
 
 def carried_tokens(plan: StepPlan) -> Ints:
     """Return the tokens whose K,V each part brings to its ring, [K]: those of its shard, and of its prefix."""
-    tokens = shard_loads(plan)[0]
+    tokens = shard_tokens(plan)
     return tokens if plan.sequences == plan.slices else _carried(tokens, plan.before, plan.ring_start)
 
 
@@ -88,7 +94,7 @@ def held_tokens(plan: StepPlan, costs: Costs) -> Ints:
     tokens, mates = micro_tokens(plan), np.zeros(plan.micro_batches, dtype=np.int64)
     kv_of = _of_micro_batches(plan, _continued_tokens(plan))
     if int(plan.team.max()) > 1:
-        mates = _of_micro_batches(plan, shard_loads(plan)[0] * (plan.team[plan.shard_slice] - 1))
+        mates = _of_micro_batches(plan, shard_tokens(plan) * (plan.team[plan.shard_slice] - 1))
     held = np.empty((len(costs.stages), plan.micro_batches), dtype=np.int64)
     for number, stage in enumerate(costs.stages):
         besides = _as_tokens(kv_of * stage.slice_kv_bytes + mates * stage.team_bytes, stage)
@@ -113,7 +119,7 @@ def gradient_tokens(plan: StepPlan, costs: Costs) -> tuple[Ints, Ints]:
 
 def _continued_tokens(plan: StepPlan) -> Ints:
     """The tokens of each shard if its slice has later ones, else 0, [K]."""
-    return np.where(plan.continued[plan.shard_slice], shard_loads(plan)[0], 0)
+    return np.where(plan.continued[plan.shard_slice], shard_tokens(plan), 0)
 
 
 def _of_micro_batches(plan: StepPlan, of_shards: Ints) -> Ints:
@@ -182,19 +188,42 @@ def _in_flight(
 
 
 @njit
-def _shard_loads(lengths: Ints, before: Ints, ring_start: Ints) -> tuple[Ints, Ints]:
-    """Compiled part of `shard_loads`: tokens and (query, key) pairs of each shard, [K] each."""
-    tokens, pairs = np.zeros(ring_start[-1], np.int64), np.zeros(ring_start[-1], np.int64)
+def _shard_tokens(lengths: Ints, ring_start: Ints) -> Ints:
+    """Compiled part of `shard_tokens`."""
+    tokens = np.empty(ring_start[-1], np.int64)
     for at in range(len(lengths)):
         first, degree = ring_start[at], ring_start[at + 1] - ring_start[at]
         size, longer = divmod(lengths[at], 2 * degree)
         for part in range(degree):
-            for chunk in (part, 2 * degree - 1 - part):
-                start, stop = chunk_start(size, longer, chunk), chunk_start(size, longer, chunk + 1)
-                tokens[first + part] += stop - start
-                start, stop = start + before[at], stop + before[at]
-                pairs[first + part] += (stop * (stop + 1) - start * (start + 1)) // 2
-    return tokens, pairs
+            tokens[first + part] = 2 * size + int(part < longer) + int(2 * degree - 1 - part < longer)
+    return tokens
+
+
+@njit
+def _shard_pairs(lengths: Ints, before: Ints, ring_start: Ints, window: int, windowed: float) -> Floats:
+    """Compiled part of `shard_pairs`."""
+    found = np.empty(ring_start[-1])
+    for at in range(len(lengths)):
+        first, degree = ring_start[at], ring_start[at + 1] - ring_start[at]
+        for part in range(degree):
+            found[first + part] = mean_pairs(lengths[at], before[at], degree, part, window, windowed)
+    return found
+
+
+@njit
+def mean_pairs(length: int, before: int, degree: int, part: int, window: int, windowed: float) -> float:
+    """Return the (query, key) pairs of part `part` of a slice on a ring of `degree`, on average over the layers.
+
+    The slice has `length` tokens after `before` tokens of its sequence. The fraction `windowed` of the layers has
+    attention windows of `window` tokens.
+    """
+    size, longer = divmod(length, 2 * degree)
+    found = within = 0
+    for chunk in (part, 2 * degree - 1 - part):
+        start, stop = before + chunk_start(size, longer, chunk), before + chunk_start(size, longer, chunk + 1)
+        found += pairs_upto(stop, WHOLE) - pairs_upto(start, WHOLE)
+        within += pairs_upto(stop, window) - pairs_upto(start, window)
+    return found + windowed * (within - found)
 
 
 def passing_tokens(plan: StepPlan) -> Ints:

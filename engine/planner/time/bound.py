@@ -243,4 +243,6 @@ def _slowed(rates: Rates, slow: float) -> Rates:
         rates.result,
         rates.team,
         rates.rounds_per_call,
+        rates.window,
+        rates.windowed,
     )

@@ -64,7 +64,7 @@ class _Rows(NamedTuple):
     team: Ints  # [K]
     tokens: Ints  # [K]
     carried: Ints  # [K] tokens whose K,V the shard's part brings to the ring
-    pairs: Ints  # [K]
+    pairs: Floats  # [K] on average over the layers
     cross: Ints  # [K] 1 if the shard's hop leaves the node
     node: Ints  # [M]
     slow: Floats  # [M] how many times slower than full speed the rank is
@@ -74,7 +74,6 @@ class _Rows(NamedTuple):
 def gang_times(plan: StepPlan, costs: Costs, cluster: Cluster) -> Gangs:
     """Compute the durations of the gangs of a verified plan on a cluster."""
     member_start, members = grouped(plan.gang, plan.gangs)
-    tokens, pairs = loads.shard_loads(plan)
     rows = _Rows(
         member_start=member_start,
         members=members,
@@ -82,9 +81,9 @@ def gang_times(plan: StepPlan, costs: Costs, cluster: Cluster) -> Gangs:
         shard_order=plan.shard_order,
         degree=plan.degrees[plan.shard_slice],
         team=plan.team[plan.shard_slice],
-        tokens=tokens,
+        tokens=loads.shard_tokens(plan),
         carried=loads.carried_tokens(plan),
-        pairs=pairs,
+        pairs=loads.shard_pairs(plan, costs.rates),
         cross=crossing(plan, cluster),
         node=cluster.node_of[plan.micro_rank],
         slow=100.0 / cluster.speed[plan.micro_rank],

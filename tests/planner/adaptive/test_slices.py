@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.cost.times import Rates, pairs
 from engine.planner.adaptive.build import Cut
 from engine.planner.adaptive.slices import cut_slots
 from engine.planner.adaptive.slots import Slots
@@ -21,10 +22,16 @@ RANKS, NODE, HOLDS = 8, 8, 4096
 
 
 def cut_of(
-    lengths: Ints, degree: Ints, first: Ints, number: Ints, target: float, holds: int = HOLDS, team: int = 1
+    lengths: Ints,
+    degree: Ints,
+    first: Ints,
+    number: Ints,
+    target: float,
+    holds: int = HOLDS,
+    rates: Rates = RATES,
 ) -> Cut:
     """Cut the slots of sequences that are in descending order."""
-    costs = replace(LINKED_COSTS, rates=RATES._replace(team=team))
+    costs = replace(LINKED_COSTS, rates=rates)
     ours = replace(settings("adaptive", RANKS, holds, context=10**9), costs=costs)
     targets = np.full(int(number.max()) + 1, target)
     return cut_slots(workload_of(lengths, ours), Slots(number, degree, first), ours, targets)
@@ -59,7 +66,7 @@ def test_slices_tile_their_sequences_and_no_rank_gets_more_than_it_had(
     drawn: tuple[list[int], list[int], list[int], list[int]], target: float, team: int
 ) -> None:
     lengths, degree, first, number = (ints(*row) for row in drawn)
-    cut = cut_of(lengths, degree, first, number, target, team=team)
+    cut = cut_of(lengths, degree, first, number, target, rates=RATES._replace(team=team))
     assert np.unique(cut.number).tolist() == list(range(int(cut.number.max()) + 1)), "no slot is empty"
     before, tokens = (np.zeros((int(of.max()) + 1, RANKS), dtype=np.int64) for of in (number, cut.number))
     source = np.full(len(tokens), -1)  # by new slot: the one that was cut
@@ -80,13 +87,16 @@ def test_slices_tile_their_sequences_and_no_rank_gets_more_than_it_had(
     assert (tokens <= before[source]).all()
 
 
-def test_the_slices_of_a_sequence_take_equally_long() -> None:
-    """Each slice attends to all earlier ones, so the first is the longest."""
-    lengths, target = ints(100_000), ring_time(RATES, 100_000.0, 4, NODE, 0.0) / 4
-    cut = cut_of(lengths, ints(4), ints(0), ints(0), target, 10**6)
-    assert len(cut.lengths) == 4 and (np.diff(cut.lengths) < 0).all()
-    pairs = cut.lengths * (cut.lengths + 1) / 2 + cut.lengths * cut.before
-    work = (RATES.pair_f + RATES.pair_b) * pairs + (RATES.token_f + RATES.token_b) * cut.lengths
+@pytest.mark.parametrize(("windowed", "window"), [(0.0, 1.0), (0.5, 4096.0), (5 / 6, 60_000.0), (1.0, 4096.0)])
+def test_the_slices_of_a_sequence_take_equally_long(windowed: float, window: float) -> None:
+    """Each slice attends to all earlier ones, in some layers up to a window, so the first is the longest."""
+    rates = RATES._replace(windowed=windowed, window=window)
+    lengths, target = ints(100_000), ring_time(rates, 100_000.0, 4, NODE, 0.0) / 4
+    cut = cut_of(lengths, ints(4), ints(0), ints(0), target, 10**6, rates)
+    assert len(cut.lengths) == 4 and (np.diff(cut.lengths) <= 0).all() and cut.lengths[0] > cut.lengths[1]
+    slices = zip(cut.lengths.tolist(), cut.before.tolist(), strict=True)
+    causal = np.array([pairs(rates, float(own), float(before)) for own, before in slices])
+    work = (rates.pair_f + rates.pair_b) * causal + (rates.token_f + rates.token_b) * cut.lengths
     assert work == pytest.approx(np.full(4, work.mean()), rel=0.01)
 
 

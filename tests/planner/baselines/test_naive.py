@@ -51,12 +51,16 @@ def test_the_baselines_plan_for_the_rank_that_holds_the_least(planner: str, mode
 def test_offload_is_equation_3s(planner: str, step: list[int], copy: float, data: st.DataObject) -> None:
     """Tries every ratio in hundredths: the least degree belongs to the largest ratio whose copies are hidden."""
     most = data.draw(st.sampled_from([0, 40, 100]))
-    costs = replace(COSTS, layers=10, rates=COSTS.rates._replace(copy=copy + 1e-9))
+    windowed = data.draw(st.sampled_from([0.0, 0.5]))
+    rates = COSTS.rates._replace(copy=copy + 1e-9, window=20.0, windowed=windowed)
+    costs = replace(COSTS, layers=10, rates=rates)
     asked = replace(settings(planner, ranks=4), offload=most * PPM // 100, host_memory=2**40, costs=costs)
     plan = plan_step(ints(*step), asked)
     for sequence, length in enumerate(step):
         plain = -(-length // 16)
-        forward = 300.0 + 0.5 * (length + 1) / 2  # a token's, and its half of the pairs
+        keys = [position + 1 for position in range(length)]
+        causal = (1 - windowed) * sum(keys) + windowed * sum(min(20, own) for own in keys)
+        forward = 300.0 + 0.5 * causal / length  # a token's, and its part of the pairs
         hidden = [r for r in range(most + 1) if r / 100 * copy <= forward]
         degrees = [-(-length * Fraction(200 + (100 - r) * 8, 1000) // 16) for r in hidden]
         frees_a_rank = [Fraction(r, 100) >= min(1, Fraction(10 * 16, 8 * length)) for r in hidden]

@@ -26,16 +26,17 @@ def asked(rates: Rates = LINKS, ranks: int = 6, capacity: int = 64):
     return replace(settings("adaptive", ranks, capacity), costs=replace(COSTS, rates=rates))
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=8))
-def test_the_bound_is_the_least_feasible_time(step: list[int]) -> None:
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=8), st.sampled_from([0.0, 0.5, 1.0]))
+def test_the_bound_is_the_least_feasible_time(step: list[int], windowed: float) -> None:
     ranks, capacity = 6, 64
-    times = {s: {d: shared(LINKS, float(s), d, 1.0) for d in range(-(-s // capacity), ranks + 1)} for s in set(step)}
+    rates = LINKS._replace(windowed=windowed, window=40.0)
+    times = {s: {d: shared(rates, float(s), d, 1.0) for d in range(-(-s // capacity), ranks + 1)} for s in set(step)}
 
     def fits(limit: float) -> bool:
         works = [min((d * t for d, t in times[s].items() if t <= limit), default=np.inf) for s in step]
         return sum(works) <= ranks * limit
 
-    found = lower_bound(ints(*step), asked())
+    found = lower_bound(ints(*step), asked(rates))
     assert fits(found * 1.0001) and not fits(found * 0.9997)
 
 
@@ -50,6 +51,9 @@ def test_no_planner_is_below_the_bound(planner: str, data: st.DataObject) -> Non
     micro = data.draw(st.sampled_from([50_000.0, 500_000.0]))
     rates = LINKS._replace(micro=micro, copy=1.0, rounds_per_call=data.draw(st.sampled_from([1, 4])))
     rates = rates._replace(round=data.draw(st.sampled_from([20.0, 20_000.0])))
+    rates = rates._replace(
+        window=float(data.draw(st.integers(1, 2000))), windowed=data.draw(st.sampled_from([0.0, 0.5]))
+    )
     plain = asked(rates, capacity=720).by(planner)
     offload = data.draw(st.sampled_from([0, PPM]))
     ours = replace(plain, cluster=Cluster(nodes, 2**20), offload=offload, host_memory=2**40)
