@@ -21,6 +21,7 @@ LAYERS = (
         "errors",
         "files",
         "folders",
+        "format_number",
         "interrupts",
         "readers",
         "safe_path",

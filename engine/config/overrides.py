@@ -21,6 +21,7 @@ from engine.config.explain.spelling import did_you_mean
 from engine.config.not_built import not_built
 from engine.config.schema import SOURCE_NAME, Source
 from engine.config.validate import NAME_RULE
+from engine.config.versions import replacement
 from engine.errors import Problem
 
 _IN_HOSTFILE = ("cluster.nodes", "cluster.ranks_per_node")
@@ -183,6 +184,8 @@ def key_problem(key: str, value: object) -> Problem | None:
     dotted = key.replace("/", ".")
     if key in leaves:
         return None
+    if (instead := replacement(key)) is not None:
+        return Problem("is gone", key, f"write {instead}")
     if key.startswith(f"{keys.SOURCES}."):
         return None  # `_problem` has checked it
     if key.startswith(f"{keys.MIX}."):

@@ -20,7 +20,10 @@ from engine import readers
 from engine.config import keys, tree, yaml_reader
 from engine.config.explain.spelling import did_you_mean
 from engine.config.overrides import key_problem, option_problem
+from engine.config.resolved import FORMAT, upgraded
+from engine.config.schema import Config
 from engine.config.validate import NOT_SET
+from engine.config.versions import CHANGES
 from engine.errors import ConfigError, Problem
 
 _COPY = "`bytescale recipes copy NAME FILE` writes a packaged recipe as a file of your own"
@@ -76,9 +79,10 @@ def read(path: Path) -> tuple[list[OwnRecipe], list[Problem]]:
         try:
             text = read_text(path, place)
             values, node = parse(text, path)
+            lines, texts = yaml_reader.lines_of(node), yaml_reader.texts_of(node)
+            values = _of_this_version(values, f"{path}:{lines.get(FORMAT, 1)}")
         except ConfigError as error:
             return [], [*problems, *error.problems]
-        lines, texts = yaml_reader.lines_of(node), yaml_reader.texts_of(node)
         if values.get("recipe") in tree.recipes() and not {"defaults", "model"} & values.keys():
             # Otherwise it would be the name only, and the quickstart's tiny model would be trained.
             hint = f"write `defaults:` and below it `- {values['recipe']}`"
@@ -142,6 +146,17 @@ def parse(text: str, path: Path) -> tuple[dict[str, Any], yaml.Node | None]:
     if node is not None and not isinstance(node, yaml.MappingNode):
         raise ConfigError("is not a recipe", key=f"{path}:1", hint=f"write KEY: VALUE on each line; {_COPY}")
     return {str(key): value for key, value in values.items()}, node
+
+
+def _of_this_version(values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return the values of a file without the number of its format; a saved config gets the keys added since.
+
+    Any other recipe has these from what it builds on. Raises ConfigError as `upgraded`.
+    """
+    new = upgraded(values, place)
+    since = {key.partition(".")[0] for change in CHANGES.values() for key in change.added}
+    is_saved = "defaults" not in values and Config.model_fields.keys() - since <= values.keys()
+    return new if is_saved else {key: value for key, value in values.items() if key != FORMAT}
 
 
 def _known(

@@ -4,55 +4,79 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from engine.config import versions
 from engine.config.keys import is_path
 from engine.config.schema import Config
 from engine.config.sources import BUILT_IN
 from engine.config.validate import validate
 from engine.config.yaml_reader import MOST_BYTES, parse
 from engine.errors import ConfigError
-from engine.family.families import unnamed
+from engine.format_number import format_number
 from engine.readers import read_text
 
-# The values that versions without a key had, by section: the saved configs of their runs do not have the key.
-_EARLIER: dict[str, dict[str, Any]] = {"cluster": {"headroom": 0.0}, "data": {"separator": None}}
+FORMAT = "format"  # the first key of the file: the number of its format (versions.py)
+_RESTORE = "restore this file, or start a new run with another run.out"
 
 
 def resolved_yaml(config: Config) -> str:
     """Write the config as YAML with every value resolved; `read_resolved` is the inverse."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    values = {FORMAT: versions.newest(), **config.model_dump(mode="json")}
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 def read_resolved(path: Path) -> Config:
-    """Read what `resolved_yaml` wrote. Raises ConfigError if the file is not a valid config.
+    """Read what `resolved_yaml` wrote, in this version or an earlier one.
 
-    PermissionError and errors of the storage pass: the file is not damaged.
+    Raises ConfigError if the file is not a valid config, or if a newer version wrote it. PermissionError and errors of
+    the storage pass: the file is not damaged.
     """
-    hint = "restore this file, or start a new run with another run.out"
     try:
-        text = read_text(path, MOST_BYTES, ConfigError, hint)
+        text = read_text(path, MOST_BYTES, ConfigError, _RESTORE)
     except FileNotFoundError as error:
-        raise ConfigError("cannot be read as a resolved config", key=str(path), hint=hint) from error
-    values = parse(text, str(path), ConfigError, hint)
-    if not isinstance(values, Mapping):
-        raise ConfigError("is not a resolved config", key=str(path), hint=hint)
-    earlier = {
-        name: {**added, **values[name]} for name, added in _EARLIER.items() if isinstance(values.get(name), Mapping)
-    }
-    model = values.get("model")
-    if isinstance(model, Mapping) and isinstance(model.get("experts"), int):
-        earlier["model"] = {"family": unnamed(model["experts"]), **model}
-    config, problems = validate({**values, **earlier})
+        raise ConfigError("cannot be read as a resolved config", key=str(path), hint=_RESTORE) from error
+    values = parse(text, str(path), ConfigError, _RESTORE)
+    if not isinstance(values, dict):
+        raise ConfigError("is not a resolved config", key=str(path), hint=_RESTORE)
+    config, problems = validate(upgraded(values, str(path)))
     if config is None:
         first = problems[0]
-        hint = "another version of ByteScale wrote this file"
-        raise ConfigError(f"{first.key}: {first.message}", key=str(path), hint=hint)
+        raise ConfigError(f"{first.key}: {first.message}", key=str(path), hint=_RESTORE)
     return config
+
+
+def upgraded(values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return the nested values of a saved config as this version would have saved them, without the number.
+
+    Raises ConfigError at `place` if the number of its format is wrong or that of a newer version.
+    """
+    written = format_number(values, versions.newest(), place, ConfigError, key=FORMAT)
+    added = versions.added(flat(values), written)
+    new = _without({FORMAT} | versions.gone(written), values)
+    for key, value in added.items():
+        *sections, name = key.split(".")
+        inside: Any = new
+        for one in sections:
+            inside = inside.setdefault(one, {}) if isinstance(inside, dict) else None
+        if isinstance(inside, dict):  # else `validate` reports what is in the place of a section
+            inside.setdefault(name, value)
+    return new
+
+
+def _without(keys: Collection[str], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Copy nested values without these dotted keys, and without sections that have no other key."""
+    found = dict[str, Any]()
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        inner = _without(keys, value, f"{key}.") if isinstance(value, Mapping) else value
+        if key not in keys and (inner == value or inner):
+            found[name] = inner
+    return found
 
 
 def digest(config: Config) -> str:

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from engine.config import versions
 from engine.config.schema import Config
 from engine.config.sources import ONLY
 from engine.errors import CheckpointError, DataError
@@ -66,8 +67,10 @@ def check_compatible(
 
     `tokenizer` is what `tokenizer_facts` returns for the config. If it or that of `state` is None, it is not compared.
     """
-    before = _flat({key: value for key, value in state.must_match.items() if key not in _NO_LONGER})
-    now = _flat(must_match(config))
+    before, now = _flat(state.must_match), _flat(must_match(config))
+    # A checkpoint of an earlier format lacks keys that were added since, and has those that are gone.
+    before |= {key: value for key, value in versions.added(before).items() if key in now}
+    before = {key: value for key, value in before.items() if key not in _NO_LONGER | versions.gone()}
     if _TOKENIZER in before:  # older checkpoints have its name alone
         now[_TOKENIZER] = config.data.tokenizer
     # Sources may be replaced on resume, so their fingerprints alone would not notice another tokenizer.

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-import yaml
 
 from engine.config.load import load
 from engine.config.resolved import diff, read_resolved, resolved_yaml
@@ -54,7 +53,7 @@ def test_sources_are_written_key_by_key_or_as_a_mapping(overrides: list[str]) ->
 
 
 def test_a_mixture_may_be_in_a_file_of_a_recipe(tmp_path: Path) -> None:
-    values = yaml.safe_load(resolved_yaml(load(["data=jsonl", *TWO, HALF])))
+    values = load(["data=jsonl", *TWO, HALF]).model_dump(mode="json")
     values["data"] |= {"sources": {"web": {"path": ["a", "b"]}, "code": {"path": "c"}}, "mix": {"web": 3, "code": 0.5}}
     config, problems = validate(values)
     assert config is not None, problems

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from engine.config import versions
 from engine.config.load import load, recipes
 from engine.config.resolved import diff, digest, read_resolved, resolved_yaml
 from engine.errors import ConfigError
@@ -70,11 +71,33 @@ def test_a_missing_text_is_refused(tmp_path: Path) -> None:
         read_resolved(tmp_path / "resolved.yaml")
 
 
-def test_a_config_of_an_earlier_version_has_the_values_that_it_had(tmp_path: Path) -> None:
-    """Keys that came later are not in its file."""
-    values = yaml.safe_load(resolved_yaml(load(["data=stdlib"])))
-    del values["data"]["separator"], values["cluster"]["headroom"]
+def test_a_config_of_the_first_format_has_the_values_that_it_had(tmp_path: Path) -> None:
+    """It has no number, and keys that came later are not in it."""
+    values = yaml.safe_load(resolved_yaml(load(["model.family=mixtral", "model.experts=4"])))
+    del values["format"], values["data"]["separator"], values["cluster"]["headroom"], values["model"]["family"]
     path = tmp_path / "resolved.yaml"
     path.write_text(yaml.safe_dump(values))
     config = read_resolved(path)
-    assert (config.data.separator, config.cluster.headroom) == (None, 0)
+    assert (config.data.separator, config.cluster.headroom, config.model.family) == (None, 0, "mixtral")
+    assert load([f"recipe={path}"]) == config, "a saved config is a recipe too"
+
+
+def test_a_config_of_this_format_that_lacks_a_key_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "resolved.yaml"
+    path.write_text(resolved_yaml(load([])).replace("  separator: null\n", ""))
+    with pytest.raises(ConfigError, match=r"data\.separator: is not set"):
+        read_resolved(path)
+
+
+@pytest.mark.parametrize("number", ["99", "0", "-1", "two", "1.5", "true", "null"])
+def test_a_format_that_is_newer_or_never_was_is_refused_with_its_number(number: str, tmp_path: Path) -> None:
+    path = tmp_path / "resolved.yaml"
+    text = resolved_yaml(load([])).replace(f"format: {versions.newest()}\n", f"format: {number}\nnew_key: 1\n", 1)
+    path.write_text(text)
+    for read in (lambda: read_resolved(path), lambda: load([f"recipe={path}"])):
+        with pytest.raises(ConfigError) as caught:
+            read()
+        (problem,) = caught.value.problems
+        assert str(problem.key).startswith(str(path)) and problem.hint
+        shown = {"true": "True", "null": "None"}.get(number, number)
+        assert shown in problem.message and "format" in problem.message

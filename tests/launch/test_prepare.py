@@ -117,17 +117,16 @@ def test_a_change_of_what_a_run_learns_is_refused_with_a_way_out(tmp_path: Path)
     assert caught.value.problems[0].hint == plain
 
 
-def test_a_run_of_another_version_can_be_resumed_elsewhere(tmp_path: Path) -> None:
-    """Its config has not the keys of ours, but the checkpoint says what must match."""
+def test_a_run_with_a_damaged_config_can_be_resumed_elsewhere(tmp_path: Path) -> None:
+    """Its config lacks a key, but the checkpoint says what must match."""
     folder = RunFolder(tmp_path / "run")
     checkpoint = saved(folder)
     folder.resolved.write_text(folder.resolved.read_text().replace("  restarts: 3\n", ""))
     with pytest.raises(ConfigError, match=r"run\.restarts: is not set") as caught:
         check_owner(folder, load([f"run.out={folder.root}"]))
-    hint = (
-        f"another version of ByteScale wrote this file; to resume this run in another folder, add --resume {checkpoint}"
+    assert str(caught.value.problems[0].hint).endswith(
+        f"; to resume this run in another folder, add --resume {checkpoint}"
     )
-    assert caught.value.problems[0].hint == hint
     check_owner(RunFolder(tmp_path / "other"), load([f"run.out={tmp_path / 'other'}"]))
 
 

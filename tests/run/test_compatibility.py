@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from engine.config import versions
 from engine.config.keys import leaves
 from engine.config.load import load
+from engine.config.versions import Change
 from engine.errors import CheckpointError, DataError
 from engine.run.checkpoints import TrainState
 from engine.run.compatibility import check_compatible, check_fingerprints, must_match, same_run
@@ -139,6 +141,22 @@ def test_a_source_with_another_name_is_refused_with_both_names(old: str, new: st
 def test_older_checkpoints_had_to_keep_the_stage() -> None:
     older = replace(state(), must_match=state().must_match | {"zero.stage": 2, "optimizer.on_host": True})
     check_compatible(CHECKPOINT, older, load(["recipe=quickstart"]))
+
+
+def test_a_checkpoint_of_an_earlier_format_stands_for_the_values_that_its_run_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It lacks keys that were added since, and has keys that are gone."""
+    config = load(["recipe=quickstart"])
+    kept = must_match(config) | {"model.old": 1}
+    theta = kept.pop("model.rope_theta")
+    before = replace(state(), must_match=kept)
+    row = lambda old: theta if old["model.hidden"] == config.model.hidden else 1  # noqa: E731
+    change = Change(added={"model.rope_theta": row, "data.separator": "x"}, gone={"model.old": "model.rope_theta"})
+    monkeypatch.setattr(versions, "CHANGES", {2: change})
+    check_compatible(CHECKPOINT, before, config)
+    with pytest.raises(CheckpointError, match=r"checkpoint: model\.rope_theta: 10000.0 -> 7.0$"):
+        check_compatible(CHECKPOINT, before, load(["recipe=quickstart", "model.rope_theta=7"]))
 
 
 def test_in_its_own_folder_a_run_keeps_what_it_learns_from() -> None:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config import keys, tree
+from engine.config import keys, tree, versions
 from engine.config.explain.origin import origins
 from engine.config.explain.spelling import did_you_mean
 from engine.config.load import load
-from engine.config.resolved import flat
+from engine.config.resolved import FORMAT, flat
 from engine.config.schema import Config, Section
 from engine.config.units import format_count, unit_of
 from engine.errors import ConfigError
@@ -89,6 +89,8 @@ def json_schema() -> dict[str, Any]:
         }
 
     schema = standard(Config.model_json_schema())
+    number = {"const": versions.newest(), "description": "number of the format", "type": "integer"}
+    schema["properties"] = {FORMAT: number, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "ByteScale config"}
 
 
