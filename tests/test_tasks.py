@@ -19,7 +19,7 @@ from bytescale_cli.main import run
 from engine.config.load import load
 from engine.doctor import examine
 from tests.bytescale_cli.checks import all_states
-from tests.trainer.test_continued import CHATS, TEXTS, model_folder
+from tests.trainer.continued import CHATS, TEXTS, model_folder
 from tests.trainer.worlds import in_worlds
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,30 +19,10 @@ from engine.config.load import load
 from engine.launch.run import train
 from engine.trainer.export import export_weights
 from engine.weights.copy import import_weights
-from tests.data.tokenizers.chat_folder import CHATML_MARKED, MISTRAL, chat_folder
+from tests.trainer.continued import CHATS, TEXTS, model_folder
 from tests.trainer.worlds import in_worlds
-from tests.weights.folders import llama, mixtral, saved
 
 pytestmark = pytest.mark.world
-QUESTIONS = ("What is it?", "And\n\n  then?", "Who?")
-ANSWERS = ("A loop: `for a in b:`\n", "That, and no more. é😀", "Nobody, " * 20)
-TEXTS = [{"text": f"def f():\n    return {answer!r}"} for answer in ANSWERS]
-CHATS: list[dict[str, Any]] = [
-    {
-        "messages": [
-            {"role": role, "content": text}
-            for question, answer in zip(QUESTIONS[: turns + 1], ANSWERS[turns:] + ANSWERS, strict=False)
-            for role, text in (("user", question), ("assistant", answer))
-        ]
-    }
-    for turns in range(3)
-]
-
-
-def model_folder(kind: str, folder: Path) -> Path:
-    """Write a tiny model with a tokenizer. The template of one marks what the assistant says, that of the other not."""
-    saved(llama(vocab_size=400) if kind == "llama" else mixtral(vocab_size=400), folder)
-    return chat_folder(folder, CHATML_MARKED if kind == "llama" else MISTRAL)
 
 
 def plain_tokens(documents: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
