@@ -131,30 +131,29 @@ def ours(folder: Path) -> dict[str, float]:
 def train(folder: Path, rank: int, sockets: list[Connection], connection: Connection) -> None:
     """Take 20 plans, and read the tokens of a rank."""
     from engine.config.load import read_resolved
-    from engine.data.runtime.local import PlanAhead
+    from engine.data.runtime.local import LocalRuntime
     from engine.data.steps import Cursor
     from engine.planner.settings import PlanSettings
     from engine.run.folder import RunFolder
     from engine.trainer import loop  # noqa: F401  (the code of a rank)
-    from engine.trainer.feed import Feed
 
     connection.send(None)
     connection.recv()
     run = RunFolder(folder)
     config = read_resolved(run.resolved)
-    ahead = PlanAhead(run, config, PlanSettings.of(config), [os.dup(one.fileno()) for one in sockets], rank == 0)
-    feed = Feed(run, config)
-    ahead.request(Cursor())
+    given = [os.dup(one.fileno()) for one in sockets]
+    data = LocalRuntime(run, config, PlanSettings.of(config), given, rank == 0)
+    data.request(Cursor())
     for _ in range(STEPS):
-        planned = ahead.take()
-        ahead.request(planned.after)
-        read_inputs = feed.input_reader(planned.table)
+        planned = data.take()
+        data.request(planned.after)
+        read_inputs = data.input_reader(planned)
         for micro in planned.plan.of_rank(rank):
             read_inputs(micro)
     connection.send(None)
     connection.recv()
-    ahead.take()
-    ahead.close()
+    data.take()
+    data.close()
 
 
 def dataloaders(folder: Path) -> dict[str, float]:

@@ -37,6 +37,7 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.inputs import IGNORE
 from engine.data.overview import Corpora
+from engine.data.runtime.runtime import PlannedSequences
 from engine.launch.prepare import write_facts
 from engine.planner.make import plan_step
 from engine.run.folder import RunFolder
@@ -137,8 +138,9 @@ def documents_of_step(trainer: Trainer, corpora: Corpora) -> list[Document]:
     found = corpora.steps.next(trainer.cursor)
     assert found is not None
     table = found[0]
-    read, pieces = trainer.feed.input_reader(table), list[Document]()
-    for micro in plan_step(table.length, trainer.settings).of_rank(0):
+    planned = PlannedSequences(table, plan_step(table.length, trainer.settings))
+    read, pieces = trainer.data.input_reader(planned), list[Document]()
+    for micro in planned.plan.of_rank(0):
         inputs = read(micro)
         starts = [*np.flatnonzero(inputs.positions == 0), len(inputs.positions)]
         for start, stop in pairwise(starts):
@@ -184,7 +186,7 @@ def measure(folder: Path, steps: int) -> dict[str, float]:
                 tokens += sum(len(inputs) for inputs, _ in step_documents)
                 for name, start, stop in zip(seconds, [began, *ends], ends, strict=False):
                     seconds[name] += stop - start
-        trainer.ahead.close()
+        trainer.data.close()
     return {name: tokens / spent for name, spent in seconds.items()}
 
 

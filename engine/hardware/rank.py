@@ -54,7 +54,7 @@ def measure(folder: RunFolder, seconds: float, control: Control) -> int:
             # A trace is kept for the newest step with the largest ring, which need not be this one.
             if trace["step"] == line["step"]:
                 fixed.append(line["step_s"] - max(Span(*span).stop_s for span in trace["spans"]))
-    trainer.ahead.close()
+    trainer.data.close()
 
     several = groups.mesh.hdp > 1
     dtype = next(module.parameters()).dtype

@@ -11,7 +11,9 @@ from engine.config import versions
 from engine.config.schema import Config
 from engine.config.sources import ONLY
 from engine.errors import CheckpointError, DataError
+from engine.readers import read_object
 from engine.run.checkpoints import START_OVER, TrainState
+from engine.run.folder import RunFolder
 
 _BIAS = "balance.bias_rate"
 _TOKENIZER = "data.tokenizer"
@@ -89,6 +91,18 @@ def check_compatible(
     message = f"this config cannot resume from the checkpoint: {'; '.join(differences)}"
     hint = "undo the change, or start a new run with another run.out and without --resume"
     raise CheckpointError(message, key=str(checkpoint), hint=hint)
+
+
+def read_fingerprints(folder: RunFolder) -> Mapping[str, Any]:
+    """Return the fingerprint of each source of a run, by name, which the launcher has computed.
+
+    Raises DataError if summary.json has none.
+    """
+    hint = "resume the run, which writes it again"
+    found = read_object(folder.summary, hint=hint).get("fingerprints")
+    if not isinstance(found, dict):
+        raise DataError("has no fingerprints of documents", key=str(folder.summary), hint=hint)
+    return found
 
 
 def check_fingerprints(

@@ -28,7 +28,8 @@ from engine.data.ledger import Ledger
 from engine.data.mixture import SCALE
 from engine.data.overview import tokenizer_facts
 from engine.data.quarantine import Quarantine
-from engine.data.runtime.local import PlanAhead, Planned
+from engine.data.runtime.runtime import Planned
+from engine.data.runtime.runtimes import RUNTIMES
 from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ExitCode, MemoryFitError, Problem
 from engine.fit.estimate import most_on_host
@@ -42,9 +43,8 @@ from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.run import checkpoints, metrics
 from engine.run.background import BackgroundWriter
-from engine.run.compatibility import check_fingerprints, must_match
+from engine.run.compatibility import check_fingerprints, must_match, read_fingerprints
 from engine.run.folder import Held, RunFolder
-from engine.trainer.feed import Feed, fingerprints_of
 from engine.trainer.finite import DivergedError, diverged, documents_of
 from engine.trainer.model import build, reserve_host
 from engine.trainer.pace import Pace
@@ -72,12 +72,12 @@ class Trainer:
         self.context.comm.meet(neighbours(groups.hdp_rank, self.settings), groups.device)
         (token,) = self.control.gather(random_name() if groups.rank == 0 else None)
         self.writer = BackgroundWriter(folder.checkpoints, groups.rank, token)
-        self.feed, self.fingerprints = Feed(folder, config), fingerprints_of(folder)
-        self.tokenizer = tokenizer_facts(config.data)
-        self.ahead = PlanAhead(folder, config, self.settings, inherited(NODE_SOCKETS), groups.local_rank == 0)
-        self.validation = self.ahead.validation()
-        for _, plan in self.validation.values():
-            self.control.check_same(plan.digest)
+        self.fingerprints, self.tokenizer = read_fingerprints(folder), tokenizer_facts(config.data)
+        open_runtime, first = RUNTIMES[config.data.runtime], groups.local_rank == 0
+        self.data = open_runtime(folder, config, self.settings, inherited(NODE_SOCKETS), first)
+        self.validation = self.data.validation()
+        for validated in self.validation.values():
+            self.control.check_same(validated.plan.digest)
         shares = validation_shares(config.data) if config.data.validation_tokens else {}
         self.unvalidated = [name for name, share in shares.items() if share and name not in self.validation]
         self.copies = most_on_host(config, self.settings).checkpoint > 0
@@ -112,7 +112,7 @@ class Trainer:
             self.step, self.saved, self.cursor = state.step, state.step, Cursor.of_json(state.cursor)
             self.skipped = state.skipped
             self.trace.resume(self.control)
-        self.ahead.request(self.cursor)
+        self.data.request(self.cursor)
 
     def run(self, stop: Callable[[], bool]) -> int:
         """Run the remaining steps. `stop()` says whether this rank was asked to stop; it is called once per step.
@@ -146,10 +146,10 @@ class Trainer:
         self.writer.check()
         began = time.perf_counter()
         progress.report("plan", step=self.step + 1)
-        planned = self.ahead.take()
+        planned = self.data.take()
         plan_wait_s = time.perf_counter() - began
         if self.step + 1 < self.config.run.steps and planned.ended is None:
-            self.ahead.request(planned.after)  # the next step is planned while this one runs
+            self.data.request(planned.after)  # the next step is planned while this one runs
         plan, loss_tokens = planned.plan, max(1, int(planned.table.loss_tokens.sum()))
         self.control.check_same(plan.digest)
         self._reserve_host(plan)
@@ -157,9 +157,7 @@ class Trainer:
         progress.tell_planned(planned.step_s)
         # Until `engine.step` returns the norm, the host does not wait for the device.
         backward = partial(self.engine.backward, step_loss_tokens=loss_tokens)
-        loss_sum, times = run_step(
-            plan, self.engine.forward, backward, self.feed.input_reader(planned.table), self.context
-        )
+        loss_sum, times = run_step(plan, self.engine.forward, backward, self.data.input_reader(planned), self.context)
         self.step, self.cursor, self.ended = self.step + 1, planned.after, planned.ended
         progress.report("reduce")
         rate = learning_rate(self.step, self.config.run.steps, self.config.optimizer)
@@ -262,8 +260,8 @@ class Trainer:
         self.control.largest(0)
 
     def close(self) -> None:
-        """End the planning process and destroy the process groups."""
-        self.ahead.close()
+        """End the processes of the data and destroy the process groups."""
+        self.data.close()
         dist.destroy_process_group()
 
     @property
@@ -315,9 +313,10 @@ class Trainer:
         if not self.validation or not self._due(self.config.run.validate_every):
             return {}
         sums, tokens = dict[str, float](), dict[str, int]()
-        for name, (table, plan) in self.validation.items():
-            loss_sum = evaluate(plan, self.engine.module, self.feed.input_reader(table), self.context)
-            sums[name], tokens[name] = self.groups.sum(loss_sum).item(), max(1, int(table.loss_tokens.sum()))
+        for name, planned in self.validation.items():
+            read_inputs = self.data.input_reader(planned)
+            loss_sum = evaluate(planned.plan, self.engine.module, read_inputs, self.context)
+            sums[name], tokens[name] = self.groups.sum(loss_sum).item(), max(1, int(planned.table.loss_tokens.sum()))
         loss = sum(sums.values()) / sum(tokens.values())
         if not math.isfinite(loss):  # the same on all ranks
             raise self._diverged(validation_loss=loss)

@@ -7,12 +7,13 @@ import pytest
 from engine.config.load import load, read_resolved
 from engine.cost.calibration import NEVER_S
 from engine.cost.model import Costs, machine
+from engine.data.corpus import corpora_of
 from engine.data.overview import Corpora
 from engine.data.steps import Cursor, Steps
 from engine.errors import ConfigError, MemoryFitError
 from engine.hardware.prepare import LONGEST, LONGEST_REFERENCE, longest, measuring, usable, write_folder
+from engine.run.compatibility import read_fingerprints
 from engine.run.folder import RunFolder
-from engine.trainer.feed import corpora_of, fingerprints_of
 
 PROCESS = 520  # MiB of a device that are no tensors
 
@@ -96,4 +97,4 @@ def test_a_rank_can_start_from_the_folder(tmp_path: Path) -> None:
     table, after = step
     assert len(table) == 2 and set(table.length.tolist()) == {1001}, "a step gives each of two ranks a document"
     assert steps.validation() == {} and after.tokens == table.length.sum()
-    assert Corpora(found).fingerprints == fingerprints_of(folder)
+    assert Corpora(found).fingerprints == read_fingerprints(folder)

@@ -17,6 +17,7 @@ from engine.cluster.mesh import Mesh
 from engine.config.load import load
 from engine.control import progress
 from engine.control.control import Control
+from engine.data.runtime.runtimes import RUNTIMES
 from engine.data.steps import Cursor
 from engine.errors import ExitCode, MemoryFitError, RunFolderError, StorageError
 from engine.planner.plan.step_plan import StepPlan
@@ -87,11 +88,10 @@ def test_the_host_memory_of_a_step_is_allocated_before_its_first_micro_batch(mon
     trainer.step, trainer.config, trainer.writer = 0, SimpleNamespace(run=SimpleNamespace(steps=1)), Mock()
     table = SimpleNamespace(length=torch.tensor([30]), loss_tokens=torch.tensor([30]))
     planned = SimpleNamespace(plan=plan, table=table, step_s=2.5, ended=None)
-    trainer.ahead = SimpleNamespace(take=lambda: planned)
+    trainer.data = SimpleNamespace(take=lambda: planned, input_reader=lambda planned: None)
     trainer.control = Control(3)
     trainer.groups, trainer.context = SimpleNamespace(hdp_rank=3), SimpleNamespace(offload="offload", pipeline=None)
     trainer.engine = SimpleNamespace(forward=None, backward=lambda: None)
-    trainer.feed = SimpleNamespace(input_reader=lambda table: None)
     with pytest.raises(RuntimeError, match="left out"):
         trainer.one_step(lambda: False)
     assert order == [("reserve", plan, 3, "offload", 0), ("run", plan)]
@@ -102,9 +102,8 @@ def test_a_trainer_meets_its_neighbours_before_any_step(tmp_path: Path, monkeypa
     met: list[Any] = []
     context = SimpleNamespace(comm=SimpleNamespace(meet=lambda peers, device: met.append((peers, device))))
     monkeypatch.setattr(loop, "build", lambda *given: (None, None, context))
-    for name in ("Trace", "Feed"):
-        monkeypatch.setattr(loop, name, lambda *given: None)
-    monkeypatch.setattr(loop, "PlanAhead", lambda *given: SimpleNamespace(validation=dict))
+    monkeypatch.setattr(loop, "Trace", lambda *given: None)
+    monkeypatch.setitem(RUNTIMES, "local", lambda *given: SimpleNamespace(validation=dict))
     cpu = torch.device("cpu")
     (tmp_path / "summary.json").write_text('{"fingerprints": {"data": "f"}}')
     control = SimpleNamespace(gather=lambda value: [TOKEN])
@@ -128,11 +127,10 @@ def test_metrics_name_the_sources_whose_validation_set_is_empty(
     overrides: list[str], sets: list[str], empty: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that should have one. Otherwise a user would look for validation losses in vain."""
-    of_sets = {name: (None, SimpleNamespace(digest="0")) for name in sets}
+    of_sets = {name: SimpleNamespace(plan=SimpleNamespace(digest="0")) for name in sets}
     monkeypatch.setattr(loop, "build", lambda *given: (None, None, SimpleNamespace(comm=Mock())))
-    for name in ("Trace", "Feed", "PlanAhead"):
-        monkeypatch.setattr(loop, name, Mock())
-    monkeypatch.setattr(loop, "PlanAhead", lambda *given: SimpleNamespace(validation=lambda: of_sets))
+    monkeypatch.setattr(loop, "Trace", Mock())
+    monkeypatch.setitem(RUNTIMES, "local", lambda *given: SimpleNamespace(validation=lambda: of_sets))
     (tmp_path / "summary.json").write_text('{"fingerprints": {}}')
     if any("mix" in one for one in overrides):
         overrides = [*overrides, *(f"data.sources.{name}.path={name}.jsonl" for name in ("web", "code", "held"))]
@@ -140,7 +138,7 @@ def test_metrics_name_the_sources_whose_validation_set_is_empty(
     unvalidated = Trainer(RunFolder(tmp_path), load(["recipe=quickstart", *overrides]), groups).unvalidated
     assert unvalidated == empty
     trainer = trainer_without_a_model(tmp_path, monkeypatch)
-    trainer.ahead, trainer.unvalidated = Ahead(2), unvalidated
+    trainer.data, trainer.unvalidated = Ahead(2), unvalidated
     trainer.one_step(lambda: False)
     (line,) = read_metrics(tmp_path / "metrics.jsonl")
     assert line.get("unvalidated", []) == empty
@@ -158,7 +156,7 @@ def test_a_step_is_in_the_ledger_before_it_has_metrics(
         if full:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    trainer.ahead = Ahead(2, ["a document"])
+    trainer.data = Ahead(2, ["a document"])
     trainer.ledger = SimpleNamespace(record=record)
     trainer.quarantine = SimpleNamespace(add=lambda step, found: order.append("quarantine") or len(found))
     if full:
@@ -177,7 +175,7 @@ def test_metrics_have_the_mfu_where_the_peak_is_known_and_the_share_of_unsplit_t
     peak: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = trainer_without_a_model(tmp_path, monkeypatch)
-    trainer.ahead, trainer.peak = Ahead(2), peak
+    trainer.data, trainer.peak = Ahead(2), peak
     trainer.one_step(lambda: False)
     (line,) = read_metrics(tmp_path / "metrics.jsonl")
     assert line["mfu"] == (None if peak is None else 6e9 / (4e9 * line["step_s"])) and line["unsplit"] == 1.0
@@ -191,9 +189,9 @@ def test_a_run_without_more_documents_validates_and_saves_at_its_end(
 ) -> None:
     """As one that reaches run.steps, which is 6 here: validation every 4 steps, a checkpoint every 3."""
     trainer, saved = trainer_without_a_model(tmp_path, monkeypatch), list[int]()
-    trainer.ahead = Ahead(last)
+    trainer.data = Ahead(last)
     monkeypatch.setattr(loop, "evaluate", lambda *rest: torch.tensor(60.0))
-    trainer.validation = {"data": (trainer.ahead.take().table, None)}
+    trainer.validation = {"data": trainer.data.take()}
     trainer.save = lambda: saved.append(trainer.step)
     assert trainer.run(lambda: False) == ExitCode.OK
     lines = read_metrics(tmp_path / "metrics.jsonl")
@@ -203,13 +201,13 @@ def test_a_run_without_more_documents_validates_and_saves_at_its_end(
     )
     assert saved == sorted({3, last} - {*range(last + 1, 4)})
     assert [line.get("ended") for line in lines] == [None] * (last - 1) + (["why"] if last < 6 else [None])
-    assert trainer.ahead.asked == last - 1, "there is nothing to plan after the last step"
+    assert trainer.data.asked == last - 1, "there is nothing to plan after the last step"
 
 
 def test_a_step_is_measured_from_the_plan_to_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent does so. Neither the wait for the plan, nor the validation and checkpoint that follow, are among it."""
     trainer, said = trainer_without_a_model(tmp_path, monkeypatch), Mock()
-    trainer.ahead, trainer.save = Ahead(1), lambda: progress.report("save")
+    trainer.data, trainer.save = Ahead(1), lambda: progress.report("save")
     trainer._validate = lambda: progress.report("validate") or {}
     trainer.step = 3
     monkeypatch.setattr(progress._place, "link", said)
@@ -238,7 +236,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_unless_the_host_is_too_s
 ) -> None:
     """`short` may be that of another rank: all wait, because its states would change. The next line says it."""
     trainer, copy, asked = trainer_without_a_model(tmp_path, monkeypatch), Copy(), list[bool]()
-    trainer.ahead, trainer.copies = Ahead(6), copies
+    trainer.data, trainer.copies = Ahead(6), copies
     trainer.folder.checkpoints.mkdir()
     trainer.writer = BackgroundWriter(trainer.folder.checkpoints, 0, TOKEN)
     trainer.groups.mesh = SimpleNamespace(ranks=1)
@@ -266,7 +264,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_unless_the_host_is_too_s
 def test_a_failed_write_ends_the_run_at_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that goes on without checkpoints would lose all its work at the next failure."""
     trainer = trainer_without_a_model(tmp_path, monkeypatch)
-    trainer.ahead, trainer.groups.mesh = Ahead(6), SimpleNamespace(ranks=1)
+    trainer.data, trainer.groups.mesh = Ahead(6), SimpleNamespace(ranks=1)
 
     def full(folder: Path) -> list[str]:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -290,7 +288,7 @@ def test_a_checkpoint_that_has_filled_the_disk_is_the_cause_of_the_next_error(
 ) -> None:
     """The step's own files cannot be written either. The checkpoint's error names the bytes that it needs."""
     trainer = trainer_without_a_model(tmp_path, monkeypatch)
-    trainer.ahead, failed = Ahead(6), StorageError("a checkpoint could not be written: 3 GiB were written")
+    trainer.data, failed = Ahead(6), StorageError("a checkpoint could not be written: 3 GiB were written")
 
     def record(*step: Any) -> None:
         trainer.writer._error = failed
@@ -305,7 +303,7 @@ def test_a_rank_leaves_when_all_have_written(tmp_path: Path, monkeypatch: pytest
     """A rank that ends early would end the others, and rank 0 may still be writing the last checkpoint."""
     order = Mock()
     trainer = trainer_without_a_model(tmp_path, monkeypatch)
-    trainer.ahead, trainer.save = Ahead(1), order.save
+    trainer.data, trainer.save = Ahead(1), order.save
     trainer.writer = SimpleNamespace(check=lambda: None, wait=order.wait)
     assert trainer.run(lambda: False) == ExitCode.OK
     trainer.control.largest = order.meet
@@ -325,6 +323,9 @@ class Ahead:
 
     def request(self, cursor: Any) -> None:
         self.asked += 1
+
+    def input_reader(self, planned: Any) -> None:
+        """There is nothing to read."""
 
     def take(self) -> Any:
         plan, tokens = by_hand([30], [(0,)], [[[0]]]), torch.tensor([30])
@@ -348,7 +349,7 @@ def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     trainer.groups = SimpleNamespace(rank=0, device=None, sum=lambda values: values)
     trainer.engine = SimpleNamespace(forward=None, backward=lambda: None, step=lambda rate: 1.0, module=None)
     trainer.engine.reserve_snapshot = lambda: None
-    trainer.feed = SimpleNamespace(input_reader=lambda table: None)
+    trainer.data = SimpleNamespace(input_reader=lambda planned: None)
     trainer.trace = SimpleNamespace(record=lambda *rest: None)
     trainer.skipped, trainer.pace = 0, SimpleNamespace(of_steps=lambda *rest: None)
     trainer.ledger = SimpleNamespace(record=lambda *rest: None)
@@ -368,7 +369,7 @@ def test_a_run_whose_folder_is_gone_ends_and_writes_nothing_at_its_place(
     (root / "checkpoints").mkdir(parents=True)
     (root / "resolved.yaml").touch()
     trainer = trainer_without_a_model(root, monkeypatch)
-    trainer.held, trainer.ahead = Held(trainer.folder), Ahead(6)
+    trainer.held, trainer.data = Held(trainer.folder), Ahead(6)
 
     def gone() -> bool:
         if trainer.step == 3:

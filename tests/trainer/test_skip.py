@@ -62,7 +62,7 @@ def on_rank(root: Path, checkpoint: Path | None, last: int, spoilt: tuple[int, .
         trainer.run(lambda: trainer.step >= last)
     except DivergedError as error:
         message = str(error)
-    trainer.ahead.close()
+    trainer.data.close()
     return message
 
 

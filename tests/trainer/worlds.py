@@ -33,7 +33,7 @@ def on_rank(root: Path, checkpoint: Path | None, last: int) -> None:
     trainer = Trainer(folder, config, groups, config.run.weights if checkpoint is None else None)
     trainer.begin(checkpoint)
     trainer.run(lambda: trainer.step >= last)
-    trainer.ahead.close()
+    trainer.data.close()
 
 
 def in_worlds(monkeypatch: pytest.MonkeyPatch, last: int) -> None:

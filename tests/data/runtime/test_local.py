@@ -18,7 +18,9 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.data import order
 from engine.data.overview import Corpora
-from engine.data.runtime.local import PlanAhead, _Planner, _Process
+from engine.data.runtime.local import LocalRuntime
+from engine.data.runtime.planner import StepPlanner
+from engine.data.runtime.process import PlanningProcess
 from engine.data.steps import Cursor
 from engine.errors import BytescaleError, DataError
 from engine.launch.prepare import write_facts
@@ -60,19 +62,21 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Not for tests of their imports, children or semaphores.
     """
-    monkeypatch.setattr("engine.data.runtime.local._CONTEXT", world._CONTEXT)
+    monkeypatch.setattr("engine.data.runtime.process._CONTEXT", world._CONTEXT)
 
 
 @contextmanager
-def planning(folder: RunFolder, config: Config, sockets: Sequence[int] = (), first: bool = True) -> Iterator[PlanAhead]:
-    with closing(PlanAhead(folder, config, PlanSettings.of(config), sockets, first)) as ahead:
+def planning(
+    folder: RunFolder, config: Config, sockets: Sequence[int] = (), first: bool = True
+) -> Iterator[LocalRuntime]:
+    with closing(LocalRuntime(folder, config, PlanSettings.of(config), sockets, first)) as ahead:
         yield ahead
 
 
 @contextmanager
 def node(
     folder: RunFolder, config: Config, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[PlanAhead, PlanAhead, PlanAhead]]:
+) -> Iterator[tuple[LocalRuntime, LocalRuntime, LocalRuntime]]:
     """The plans of the first rank of a node and of two others, all in this process."""
     pairs = [[end.detach() for end in socket.socketpair()] for _ in range(2)]
     with ExitStack() as ranks:
@@ -90,7 +94,7 @@ def test_plans_are_those_that_planning_in_place_gives(folder: RunFolder, config:
         expected_sets = steps.validation()
         found_sets = ahead.validation()
         assert found_sets.keys() == expected_sets.keys() == {"data"}
-        assert np.array_equal(found_sets["data"][0].length, expected_sets["data"].length)
+        assert np.array_equal(found_sets["data"].table.length, expected_sets["data"].length)
         ahead.request(cursor)
         for _ in range(6):
             found, planned = steps.next(cursor), ahead.take()
@@ -106,9 +110,9 @@ def test_plans_are_those_that_planning_in_place_gives(folder: RunFolder, config:
             assert np.array_equal(planned.table.length, table.length) and planned.after == cursor
 
 
-def process_of(ahead: PlanAhead) -> _Process:
-    assert isinstance(ahead._source, _Process)
-    return ahead._source
+def process_of(ahead: LocalRuntime) -> PlanningProcess:
+    assert ahead._answers.process is not None
+    return ahead._answers.process
 
 
 def test_all_ranks_of_a_node_get_the_same_from_one_process(
@@ -120,13 +124,13 @@ def test_all_ranks_of_a_node_get_the_same_from_one_process(
     with node(folder, config, monkeypatch) as ranks:
         assert len(children()) == before + 1
         sets = [ahead.validation()["data"] for ahead in ranks]
-        assert len({plan.digest for _, plan in sets}) == 1
+        assert len({one.plan.digest for one in sets}) == 1
         cursor = Cursor()
         for step in range(4):
             for ahead in ranks if step % 2 else reversed(ranks):
                 ahead.request(cursor)
             if step == 2:
-                process_of(ranks[0])._process.kill()
+                process_of(ranks[0]).process.kill()
             planned = [ahead.take() for ahead in ranks]
             assert {one.plan.digest for one in planned} == {planned[0].plan.digest}
             assert all(np.array_equal(one.table.length, planned[0].table.length) for one in planned)
@@ -205,7 +209,7 @@ def test_the_planning_process_imports_no_torch(folder: RunFolder, config: Config
         ahead.validation()
         ahead.request(Cursor())
         ahead.take()
-        mapped = Path(f"/proc/{process_of(ahead)._process.pid}/maps").read_text()
+        mapped = Path(f"/proc/{process_of(ahead).process.pid}/maps").read_text()
         assert "numpy" in mapped and "torch" not in mapped
 
 
@@ -221,19 +225,19 @@ def test_a_planning_process_that_is_killed_is_replaced_and_the_plans_stay_the_sa
             sets = ahead.validation()
             for step in range(4):
                 if killed and step == 1:
-                    process_of(ahead)._process.kill()
-                    process_of(ahead)._process.join()
+                    process_of(ahead).process.kill()
+                    process_of(ahead).process.join()
                 ahead.request(cursor)
                 if killed and step == 2:
-                    process_of(ahead)._process.kill()
+                    process_of(ahead).process.kill()
                 if killed and step == 3:
                     assert process_of(ahead)._connection.poll(60)
-                    process_of(ahead)._process.kill()
+                    process_of(ahead).process.kill()
                 planned = ahead.take()
                 found.append(planned.plan.digest)
                 cursor = planned.after
-            assert {name: plan.digest for name, (_, plan) in ahead.validation().items()} == {
-                name: plan.digest for name, (_, plan) in sets.items()
+            assert {name: one.plan.digest for name, one in ahead.validation().items()} == {
+                name: one.plan.digest for name, one in sets.items()
             }
         return found
 
@@ -247,7 +251,7 @@ def test_a_planning_process_that_is_stopped_is_replaced(
     """Nobody else would notice, and the rank wait for its plan. Its loaders are stopped with it, and end."""
     monkeypatch.setattr("engine.control.processes.STOPPED_S", 0.5)
     with planning(folder, config) as ahead:
-        victim = psutil.Process(process_of(ahead)._process.pid)
+        victim = psutil.Process(process_of(ahead).process.pid)
         ahead.request(Cursor())
         expected = ahead.take()
         victim.suspend()
@@ -262,11 +266,11 @@ def test_a_planning_process_that_is_stopped_is_replaced(
 def test_a_stopped_planning_process_does_not_delay_the_end(
     folder: RunFolder, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.data.runtime.local._CLOSE_S", 0.2)
+    monkeypatch.setattr("engine.data.runtime.process._CLOSE_S", 0.2)
     with planning(folder, config) as ahead:
         ahead.request(Cursor())
         ahead.take()
-        family = psutil.Process(process_of(ahead)._process.pid)
+        family = psutil.Process(process_of(ahead).process.pid)
         family = [family, *family.children(recursive=True)]
         family[0].suspend()
     _, left = psutil.wait_procs(family, timeout=20)
@@ -285,7 +289,7 @@ def test_planning_processes_that_die_of_a_step_end_the_rank(
 
         def kill_after(*question: Any) -> None:
             ask(*question)
-            os.kill(process._process.pid or 0, how)
+            os.kill(process.process.pid or 0, how)
 
         monkeypatch.setattr(process, "ask", kill_after)
         ahead.request(Cursor())
@@ -324,7 +328,7 @@ def test_documents_that_cannot_be_used_come_with_the_first_step_after_their_bloc
     folder = RunFolder(tmp_path / "run")
     folder.root.mkdir()
     write_facts(folder, config, Corpora(config), 0)
-    planner, met, cursor = _Planner(folder, config, PlanSettings.of(config)), list[int](), Cursor()
+    planner, met, cursor = StepPlanner(folder, config, PlanSettings.of(config)), list[int](), Cursor()
     while cursor.tokens < 9000:
         *_, cursor, unusable, _ = planner.step(cursor)
         met.append(len(unusable))

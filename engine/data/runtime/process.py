@@ -1,0 +1,141 @@
+"""A planning process: it answers the questions of the rank that has started it, and is replaced if it dies.
+
+What it plans is the business of the object that answers. The answers must be pure functions of the questions: then a
+process that dies or is stopped is replaced by another one, which gives the same answer.
+
+Requests go over a pipe. A process pool would leave its semaphores in /dev/shm when a run is killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
+
+from engine.control.processes import StopWatch, end_with_parent, is_stopped
+from engine.errors import BytescaleError, ExitCode, MemoryFitError
+
+_ATTEMPTS = 3  # planning processes that may die of a question, or be stopped
+_LOOK_S = 0.2  # between two looks at a planning process
+_CLOSE_S = 5.0  # for it to end its own processes
+# Not a fork, which would copy threads and communicators.
+_CONTEXT: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
+
+
+class Answers(Protocol):
+    """The object whose methods answer questions in the planning process."""
+
+    def close(self) -> None:
+        """End what the object has started."""
+        ...
+
+
+class PlanningProcess:
+    """The planning process, of the rank that has started it. It answers one question before the next is asked."""
+
+    def __init__(self, make: Callable[[], Answers]) -> None:
+        """Start it. `make` is pickled; it is called in the process with the first question."""
+        self._make = make
+        self._start()
+
+    def _start(self) -> None:
+        self._connection, theirs = multiprocessing.Pipe()
+        self.process: BaseProcess = _CONTEXT.Process(target=_serve, args=(theirs, self._make))
+        self.process.start()
+        theirs.close()
+
+    def ask(self, question: Callable[..., Any], *arguments: Any) -> None:
+        """Let the process call `question`, a method of the class that `make` returns an object of."""
+        self._asked = question, arguments
+        with suppress(OSError):  # it has died; `answer` will see it
+            self._connection.send(self._asked)
+
+    def answer(self) -> tuple[bool, Any]:
+        """Wait for the answer to the last `ask`: whether the method returned, and what it returned or raised.
+
+        If the planning process dies, or a signal stops it for some seconds, another one is asked; if that happens
+        several times, raises BytescaleError: with HANG if it was stopped, with MEMORY if it was killed, after which
+        there is no restart.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            watch = StopWatch()
+            try:
+                while not self._connection.poll(_LOOK_S):
+                    if watch.note(is_stopped(self.process.pid or 0)):
+                        message, code = "the planning process was stopped by a signal", int(ExitCode.HANG)
+                        self.process.kill()
+                        break
+                else:
+                    return self._connection.recv()  # type: ignore[no-any-return]
+            except (EOFError, OSError):
+                self.process.join()
+                ended = self.process.exitcode or 0
+                message = f"the planning process ended with code {ended}"
+                code = 128 - ended if ended < 0 else int(ExitCode.BUG)
+                if ended == -signal.SIGKILL:  # as Linux does when a host runs out of memory
+                    code = int(ExitCode.MEMORY)
+            self.close()
+            if attempt < _ATTEMPTS:
+                logging.getLogger(__name__).warning("%s; another one plans this step again", message)
+                self._start()
+                question, arguments = self._asked
+                self.ask(question, *arguments)
+        hint = "Linux kills processes of a host that runs out of memory; the log of the rank has what else is known"
+        error = (MemoryFitError if code == ExitCode.MEMORY else BytescaleError)(
+            f"{message}, {_ATTEMPTS} times in one step", hint=hint
+        )
+        error.code = code  # type: ignore[assignment]  # the code of a signal is not in the table
+        raise error
+
+    def close(self) -> None:
+        """End the process, and those that it has started."""
+        self._connection.close()
+        self.process.join(_CLOSE_S)
+        self.process.kill()  # if it is stopped
+        self.process.join()
+
+
+def _serve(connection: Connection, make: Callable[[], Answers]) -> None:
+    """Answer the questions of the rank until it closes the connection."""
+    _end_with_parent()
+    answers: Answers | None = None
+    with suppress(EOFError, OSError):  # of the connection
+        while True:
+            question, arguments = connection.recv()
+            try:
+                answers = answers or make()
+                answer = True, question(answers, *arguments)
+            except Exception as error:
+                traceback.print_exc()  # to the log of the rank, which raises the error without it
+                answer = False, error
+            connection.send(answer)
+    if answers is not None:
+        answers.close()
+
+
+def _end_with_parent() -> None:
+    """Make the planning process exit when its rank exits, even if the rank is killed, but not earlier.
+
+    The system kills it then, also if a signal has stopped it; the thread is for a rank that has ended before.
+    It ignores what a scheduler may send to all processes of a job: the rank needs plans until it has saved.
+    """
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
+
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,77 @@
+"""What a rank asks of the data of its run: the plan of each step, the validation sets, the inputs of micro-batches.
+
+```
+ training loop     DataRuntime     request, take, validation, input_reader, close     runtime.py
+ planning          StepPlanner     the sequences of a step, their plan, its times     planner.py
+ documents         Blocks          lengths and slices of blocks of documents          blocks/blocks.py
+```
+A runtime decides which processes plan, pack and read. What it returns is a pure function of documents, config and
+cursor, so that losses and the ledger are the same with every runtime. `data.runtime` names one of RUNTIMES
+(runtimes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.data.inputs import RankInputs
+from engine.data.quarantine import Unusable
+from engine.data.steps import Cursor, SequenceTable
+from engine.planner.plan.step_plan import MicroBatch, StepPlan
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedSequences:
+    """Some sequences, and the plan that runs them: a step, or a validation set."""
+
+    table: SequenceTable
+    plan: StepPlan
+
+
+@dataclass(frozen=True, eq=False)
+class Planned(PlannedSequences):
+    """A planned step, with the simulated balance of the plan, and the cursor of the next step.
+
+    `step_s` is the simulated time of the step, in seconds on the planned hardware; `flops` are its model FLOPs.
+    `unusable` are documents left out of blocks first opened for this step; after a resume some may be listed already.
+    `ended` says why there is no step after this one, as `Steps.ended`.
+    """
+
+    balance: float
+    step_s: float
+    flops: int
+    after: Cursor
+    unusable: list[Unusable]
+    ended: str | None
+
+
+class DataRuntime(Protocol):
+    """The data of a run, as one rank sees it. All ranks of a node must call the same methods in the same order."""
+
+    def request(self, cursor: Cursor) -> None:
+        """Start planning the step at `cursor`, of which `Steps.ended` has said that there is one. Returns at once."""
+        ...
+
+    def take(self) -> Planned:
+        """Wait for the requested plan and return it. Raises any error of planning, on all ranks of the node.
+
+        Raises BytescaleError if planning fails again and again, ConnectionError if another rank of the node has ended.
+        """
+        ...
+
+    def validation(self) -> dict[str, PlannedSequences]:
+        """Return the validation set of each source that has one. Raises errors as `take` does."""
+        ...
+
+    def input_reader(self, planned: PlannedSequences) -> Callable[[MicroBatch], RankInputs]:
+        """Return a function that reads the inputs of a micro-batch of `planned`, in any thread.
+
+        That raises DataError and StorageError if documents cannot be read, or have changed since they were planned.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the processes of the runtime that this rank has started."""
+        ...
