@@ -127,7 +127,7 @@ def _rank(
     import torch
     import torch.distributed as dist
 
-    from engine.trainer import planning
+    from engine.data.runtime import process
 
     if composed is not None:
         for module, name, kept_function in kept(Path(composed)):
@@ -136,7 +136,7 @@ def _rank(
     os.environ[RANK_LINK] = str(os.dup(agent.fileno()))
     agent.close()
     torch.set_num_threads(1)
-    planning._CONTEXT = _CONTEXT  # planning processes are forked from the server too (tests/warm.py)
+    process._CONTEXT = _CONTEXT  # planning processes are forked from the server too (tests/warm.py)
     # DeepSpeed collects garbage whenever it creates an engine: .4 s each time with the objects of all libraries.
     gc.freeze()
     try:
