@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 # Container images often set this variable. Then Python writes no bytecode, and each process compiles all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install quickstart test soak lint bench clean
+.PHONY: install quickstart check test soak lint bench clean
 
 install: $(STAMP)
 
@@ -23,8 +23,13 @@ quickstart: $(STAMP)
 		run.validate_every=20 run.checkpoint_every=20
 	$(BIN)/bytescale report runs/quickstart runs/quickstart-static --out runs/quickstart.html --open
 
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+check: lint
+	$(PYTEST) -m "not slow and not gpu and not world"
+
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
 
 # Faults of all kinds, and at random moments; it writes the table in docs/reliability.md.
 MOMENTS ?= 50

@@ -1,0 +1,54 @@
+"""What contributors and CI use agrees with the Makefile, pyproject.toml and the commands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+TARGETS = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+def test_the_newest_entry_of_the_changelog_is_the_version_of_the_package() -> None:
+    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert version is not None and newest is not None and newest[1] == version[1]
+
+
+def test_the_workflow_runs_targets_of_the_makefile() -> None:
+    job = read(".github/workflows/ci.yml")["jobs"]["make"]
+    assert set(job["strategy"]["matrix"]["target"]) == {"check", "test"} <= TARGETS
+    assert "make ${{ matrix.target }}" in [step.get("run") for step in job["steps"]]
+
+
+def test_hooks_run_the_installed_tools() -> None:
+    hooks = read(".pre-commit-config.yaml")["repos"][0]["hooks"]
+    assert [hook["entry"].split()[0] for hook in hooks] == [".venv/bin/ruff", ".venv/bin/ruff", ".venv/bin/mypy"]
+
+
+def test_the_form_for_bugs_asks_for_the_report_of_the_doctor() -> None:
+    body = read(".github/ISSUE_TEMPLATE/bug.yml")["body"]
+    (doctor,) = [part for part in body if part["id"] == "doctor"]
+    assert doctor["validations"]["required"] and "bytescale doctor --json" in doctor["attributes"]["label"]
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"make (\w+)", CONTRIBUTING))))
+def test_targets_that_contributors_are_told_exist(target: str) -> None:
+    assert target in TARGETS
+
+
+@pytest.mark.parametrize(
+    "path", sorted(set(re.findall(r"`((?:engine|recipes|tests|docs|bytescale_cli)/[^`]*)`", CONTRIBUTING)))
+)
+def test_places_that_contributors_are_told_exist(path: str) -> None:
+    if path != "engine/a/b.py" and not path.startswith("tests/a/"):
+        assert (ROOT / path).exists()
