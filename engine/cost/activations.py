@@ -6,11 +6,14 @@ fragmentation are not included (allowance.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from engine.config import schema
+from engine.cost.flops import kinds
+from engine.cost.stages import stages
 from engine.cost.table import (
     ATTENTION,
     DEVICE,
@@ -31,16 +34,28 @@ from engine.cost.table import (
     model_letters,
     total,
 )
+from engine.family.families import family_of
+from engine.family.layers import LayerKind, merged, part
 
 
 def saved_bytes(model: schema.Model, dtype: str, recompute: str = "none", tile: int = 0) -> int:
     """Bytes per token that the forward pass saves for the backward pass. `tile` is mlp_tile."""
-    return layers_bytes(model, dtype, recompute, tile) + kept_bytes(model, dtype)
+    return layers_bytes(model, kinds(model), dtype, recompute, tile) + kept_bytes(model, dtype)
 
 
-def layers_bytes(model: schema.Model, dtype: str, recompute: str = "none", tile: int = 0) -> int:
-    """Bytes per token that all layers save; these may be offloaded. `tile` is mlp_tile."""
-    return model.layers * total(SAVED, model_letters(model, dtype, recompute, tile), TOKEN)
+def layers_bytes(
+    model: schema.Model, layers: Sequence[LayerKind], dtype: str, recompute: str = "none", tile: int = 0
+) -> int:
+    """Bytes per token that some of a model's layers save; these may be offloaded. `tile` is mlp_tile.
+
+    A window changes nothing: a layer saves the q, k, v and output of each token once, whatever the pairs.
+    """
+    return sum(kind.count * layer_bytes(model, kind, dtype, recompute, tile) for kind in merged(layers))
+
+
+def layer_bytes(model: schema.Model, kind: LayerKind, dtype: str, recompute: str = "none", tile: int = 0) -> int:
+    """Bytes per token that one layer of a kind saves. `tile` is mlp_tile."""
+    return total(SAVED, model_letters(model, dtype, recompute, tile, experts=kind.experts), TOKEN)
 
 
 def kept_bytes(model: schema.Model, dtype: str) -> int:
@@ -58,7 +73,8 @@ def counts_bytes(model: schema.Model, stages: int = 1) -> int:
 
     A message contains an int64 for each expert of each of the stage's layers, and one for the number of loss tokens.
     """
-    return 8 * (model.layers * model.experts + stages) if model.experts > 1 else 0
+    layers = sum(kind.count for kind in kinds(model) if kind.experts)
+    return 8 * (layers * model.experts + stages) if layers else 0
 
 
 def loss_chunk(tokens: int, hidden: int, vocab: int) -> int:
@@ -96,7 +112,10 @@ def instants(config: schema.Config, stage: int = 0) -> tuple[Instant, ...]:
     instant are the sum of its rows in the memory table, divided by the tensor parallel degree and rounded up. What a
     stage keeps outside its layers is counted for all micro-batches in flight, which are taken to be as large.
     """
-    values, tp = letters(config, last=stage == config.parallel.pp - 1), config.parallel.tp
+    model, tp, last = config.model, config.parallel.tp, stage == config.parallel.pp - 1
+    layers = part(family_of(model).layers(model), stages(config)[stage])
+    # The kind of layer that saves more needs more.
+    values = letters(config, last=last, experts=any(kind.experts for kind in layers))
     kept = total(KEPT, values, TOKEN, "activations") + tp * total(KEPT, values, TOKEN, "positions")
     kept *= config.parallel.pp - stage
 

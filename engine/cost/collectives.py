@@ -30,8 +30,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from engine.config.schema import Config
-from engine.cost.flops import layer_weights
-from engine.cost.sizes import element_bytes, parameters
+from engine.cost.flops import kinds, largest_layer
+from engine.cost.sizes import element_bytes, expert_parameters, parameters
 
 LIVE_LAYERS = 2  # layers whose weights stage 3 keeps gathered
 
@@ -41,7 +41,7 @@ class Collectives(NamedTuple):
 
     forward: float  # of a micro-batch: weights gathered in the forward pass
     backward: float  # of a micro-batch: weights gathered in the backward pass
-    layer: float  # of these, one layer's weights
+    layer: float  # of these, the weights of one layer, the largest
     reduction: float  # of a micro-batch: gradients
     step: float  # at the end of a step: gradients and weights
 
@@ -54,12 +54,12 @@ def collectives(config: Config, ranks: int) -> Collectives:
     sent = (ranks - 1) / ranks / (config.parallel.tp * config.parallel.pp)
     whole = parameters(model)
     if stage < 3:
-        ep, experts = config.parallel.ep, 3 * model.layers * model.experts * model.hidden * model.ffn
+        ep, experts = config.parallel.ep, expert_parameters(model)
         if ep > 1:  # a share of the experts is reduced over the ranks that store it
             sent, whole = sent * (whole - experts) + (ranks - ep) / ranks * experts / ep, 1
         gradients, weights = sent * 2 * whole * w, sent * whole * b
         return Collectives(0.0, 0.0, 0.0, gradients if stage == 2 else 0.0, weights + (gradients if stage == 1 else 0))
-    layer, head = layer_weights(model, experts=model.experts), model.hidden * model.vocab
+    layer, head = largest_layer(model, experts=model.experts), model.hidden * model.vocab
     live = min(LIVE_LAYERS, model.layers) * layer
     kept = live + head if head <= live else 0
     return Collectives(sent * whole * b, sent * (whole - kept) * b, sent * layer * b, sent * whole * w, 0.0)
@@ -77,7 +77,7 @@ def expert_collectives(config: Config) -> tuple[float, float]:
     rows, weights = model.hidden * b, w
     forward = 2 * rows + weights
     backward = 3 * rows + 2 * weights + (forward if config.recompute != "none" else 0)
-    sent = model.layers * model.top_k * (ep - 1) / ep
+    sent = sum(kind.count for kind in kinds(model) if kind.experts) * model.top_k * (ep - 1) / ep
     return sent * forward, sent * backward
 
 

@@ -6,12 +6,17 @@ the forward pass, so a step has three times the FLOPs of the forward pass.
 - Linear layers: 2 operations per weight and token. The embedding is a look-up and costs nothing; the head is a product
   and counts. Only the top k experts of a token count.
 - Attention: 2 head_dim operations for a score and 2 head_dim for its product with the value, so 4 head_dim per head,
-  layer and causal pair. The scores that a fused backward pass recomputes do not count.
+  layer and (query, key) pair. In layers with a window a query has only the keys of the window. The scores that a fused
+  backward pass recomputes do not count.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from engine.config import schema
+from engine.family.families import family_of
+from engine.family.layers import LayerKind, merged
 
 PASSES = 3  # forward, and a backward pass of twice as many operations
 WHOLE = 1 << 62  # as a window: queries attend to all tokens before them
@@ -23,16 +28,33 @@ def pairs(tokens: int, window: int = WHOLE) -> int:
     return fewer * (fewer + 1) // 2 + (tokens - fewer) * window
 
 
-def layer_weights(model: schema.Model, *, experts: int) -> int:
-    """Number of weights in a layer's matrices, counting `experts` of its experts (1 in a dense model)."""
-    wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    router = model.experts if model.experts > 1 else 0
-    return model.hidden * (2 * wide + 2 * narrow + experts * 3 * model.ffn + router)
+class Attention(NamedTuple):
+    """Layers with the same attention window."""
+
+    window: int  # most keys of a query; WHOLE without a window
+    flops: int  # forward, of one (query, key) pair in all of them
+
+
+def kinds(model: schema.Model) -> tuple[LayerKind, ...]:
+    """The kinds of a model's layers, each once: what sums over layers go over."""
+    return merged(family_of(model).layers(model))
+
+
+def layer_weights(model: schema.Model, kind: LayerKind, *, experts: int) -> int:
+    """Number of weights in the matrices of a layer of a kind, counting `experts` of its experts, if it has any."""
+    matrices = (one for one in family_of(model).of_layer(model, kind) if one.is_matrix)
+    return sum(one.elements // model.experts * experts if one.stacked else one.elements for one in matrices)
+
+
+def largest_layer(model: schema.Model, *, experts: int) -> int:
+    """The most weights in the matrices of a layer, counting `experts` of its experts."""
+    return max(layer_weights(model, kind, experts=experts) for kind in kinds(model))
 
 
 def linear_weights(model: schema.Model) -> int:
     """Number of weights that each token is multiplied with: all matrices except the embedding and unused experts."""
-    return model.layers * layer_weights(model, experts=model.top_k) + model.hidden * model.vocab
+    layers = sum(kind.count * layer_weights(model, kind, experts=model.top_k) for kind in kinds(model))
+    return layers + model.hidden * model.vocab
 
 
 def linear_flops(model: schema.Model) -> int:
@@ -40,11 +62,21 @@ def linear_flops(model: schema.Model) -> int:
     return 2 * linear_weights(model)
 
 
-def attention_flops(model: schema.Model) -> int:
-    """Forward FLOPs of one (query, key) pair in all layers."""
-    return 4 * model.heads * model.head_dim * model.layers
+def attention(model: schema.Model) -> tuple[Attention, ...]:
+    """The model's layers by their attention window."""
+    counts: dict[int, int] = {}
+    for kind in kinds(model):
+        window = WHOLE if kind.window is None else kind.window
+        counts[window] = counts.get(window, 0) + kind.count
+    return tuple(Attention(window, 4 * model.heads * model.head_dim * count) for window, count in counts.items())
+
+
+def attention_flops(layers: tuple[Attention, ...], tokens: int) -> int:
+    """Forward FLOPs of attention over a sequence of `tokens` in `layers`."""
+    return sum(one.flops * pairs(tokens, one.window) for one in layers)
 
 
 def ffn_ratio(model: schema.Model) -> float:
     """Fraction of a token's `linear_weights` that are in SwiGLU, or in its experts."""
-    return model.layers * model.top_k * 3 * model.ffn * model.hidden / linear_weights(model)
+    products = sum(kind.count * (model.top_k if kind.experts else 1) for kind in kinds(model))
+    return products * 3 * model.ffn * model.hidden / linear_weights(model)

@@ -25,6 +25,8 @@ from engine.cost.sizes import element_bytes, parameters, update_bytes
 from engine.cost.stages import stages, work_shares
 from engine.cost.states import states
 from engine.cost.times import Rates, rounds_per_call, unsplit_times
+from engine.family.families import family_of
+from engine.family.layers import part
 from engine.units import NS, PPM, Floats, Ints
 
 _LARGEST_TEAM = 4  # of a ring: larger ones send more queries than they save K,V, and have more peers
@@ -43,7 +45,7 @@ class Costs:
     parameters: int
     layers: int  # of a device
     linear_flops: int  # forward, per token
-    attention_flops: int  # forward, per (query, key) pair
+    attention: tuple[flops.Attention, ...]  # layers by their window, with the FLOPs of a (query, key) pair
     peak_flops_per_s: float  # of one device, by its data sheet: MFU is relative to this
     devices: int  # of one HDP rank
     rates: Rates
@@ -91,7 +93,7 @@ class Costs:
             source=f"{rates.device} ({rates.source})",
             parameters=parameters(model),
             linear_flops=flops.linear_flops(model),
-            attention_flops=flops.attention_flops(model),
+            attention=flops.attention(model),
             peak_flops_per_s=rates.peak_flops_per_s,
             devices=devices,
             rates=rates_of(config, rates, cluster),
@@ -138,9 +140,8 @@ class Costs:
 
     def flops(self, lengths: Ints) -> int:
         """Model FLOPs of a step of sequences of `lengths` [S], forward and backward."""
-        tokens = int(lengths.sum())
-        pairs = sum(length * (length + 1) // 2 for length in lengths.tolist())
-        return flops.PASSES * (self.linear_flops * tokens + self.attention_flops * pairs)
+        attention = sum(flops.attention_flops(self.attention, length) for length in lengths.tolist())
+        return flops.PASSES * (self.linear_flops * int(lengths.sum()) + attention)
 
     def peak_bytes(
         self,
@@ -242,16 +243,17 @@ def _bytes(config: Config, ranks: int) -> list[dict[str, Any]]:
     tp, pp = config.parallel.tp, config.parallel.pp
     b, w = element_bytes(dtype)
     held, shares = [states(config, ranks, stage) for stage in range(pp)], work_shares(config)
+    kinds = family_of(model).layers(model)
     found = []
     for stage, layers in enumerate(stages(config)):
         own, in_flight = len(layers), pp - stage  # 1F1B (planner/plan/order.py)
-        saved = activations.layers_bytes(model, dtype, mode, tile) * own * in_flight
+        saved = activations.layers_bytes(model, part(kinds, layers), dtype, mode, tile) * in_flight
         found.append(
             {
                 "layers": own,
                 "share": shares[stage],
                 "in_flight": in_flight,
-                "token_bytes": -(-saved // (model.layers * tp)),
+                "token_bytes": -(-saved // tp),
                 "instants": activations.instants(config, stage),
                 "slice_kv_bytes": -(-2 * own * model.kv_heads * model.head_dim * b // tp),
                 "slice_dkv_bytes": -(-2 * own * model.kv_heads * model.head_dim * w // tp),
@@ -290,7 +292,12 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     model, tp = config.model, config.parallel.tp
     b, w = element_bytes(config.dtype)
     linear = flops.linear_flops(model) / tp / rates.linear_flops_per_s
-    pair = flops.attention_flops(model) / tp / rates.attention_flops_per_s
+    attention = flops.attention(model)
+    every = sum(one.flops for one in attention)
+    windows = [one for one in attention if one.window < flops.WHOLE]
+    if len(windows) > 1:
+        raise ValueError("the layers of a model may have attention windows of one size only")
+    pair = every / tp / rates.attention_flops_per_s
     inside = tp <= min(node.devices for node in Cluster.of(config.cluster).nodes)
     # Collectives are slower than messages: on CPUs they reach about a fourth of the rate.
     link = rates.reduce_bytes_per_s if inside else min(rates.reduce_bytes_per_s, rates.network_bytes_per_s)
@@ -304,7 +311,7 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     kv = 2 * model.layers * model.kv_heads * model.head_dim / tp / rates.node_bytes_per_s
     # Two layers stay (equation 3). With two or fewer nothing is copied, but callers divide by the rate.
     copied_part = max(1, model.layers - 2) / model.layers
-    saved = activations.layers_bytes(model, config.dtype, config.recompute, config.mlp_tile)
+    saved = activations.layers_bytes(model, flops.kinds(model), config.dtype, config.recompute, config.mlp_tile)
     copied = copied_part * saved / tp / rates.copy_bytes_per_s
     slowdown = rates.node_bytes_per_s / rates.network_bytes_per_s if len(cluster.nodes) > 1 else 1.0
     fixed = rates.half_tokens * linear * (1 + rates.linear_backward)
@@ -332,6 +339,8 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
         team=max(1, min(_LARGEST_TEAM, config.planner.max_peers // 4)) if config.parallel.pp > 1 else 1,
         copy=NS * copied,
         rounds_per_call=rounds_per_call(config.parallel.pp),
+        window=float(windows[0].window if windows else flops.WHOLE),
+        windowed=sum(one.flops for one in windows) / every,
     )
 
 

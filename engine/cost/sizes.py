@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from engine.config import schema
-from engine.cost.flops import layer_weights
+from engine.cost.flops import kinds
 from engine.cost.stages import stages
+from engine.family.families import family_of
+from engine.family.layers import part
 
 ELEMENT = {"bf16": 2, "fp32": 4, "fp64": 8}
 BUCKET = 1 << 26  # gradient elements that are reduced at once; a larger parameter is reduced separately
@@ -19,26 +21,33 @@ def element_bytes(dtype: str) -> tuple[int, int]:
 
 def parameters(model: schema.Model) -> int:
     """Number of parameters: matrices, norms, head, and the embedding unless the head shares it."""
-    norms = (2 * model.layers + 1) * model.hidden
-    matrices = model.layers * layer_weights(model, experts=model.experts)
-    return matrices + norms + (1 if model.tied else 2) * model.hidden * model.vocab
+    family = family_of(model)
+    layers = sum(kind.count * sum(one.elements for one in family.of_layer(model, kind)) for kind in kinds(model))
+    return layers + model.hidden + (1 if model.tied else 2) * model.hidden * model.vocab
+
+
+def expert_parameters(model: schema.Model) -> int:
+    """Number of parameters of all experts."""
+    experts = ((kind.count, family_of(model).of_layer(model, kind)) for kind in kinds(model))
+    return sum(count * one.elements for count, layer in experts for one in layer if one.stacked)
 
 
 def device_parameters(config: schema.Config, stage: int, ep: int | None = None) -> int:
     """Number of parameters on a device of a stage: those of its layers, and at the ends the embedding and the head.
 
-    Tensor parallelism splits all matrices except routers, and the vocabulary in equal parts, the last one padded. A
-    head that shares the embedding's weights is a copy of them if it is on another stage. `ep` devices share the
-    experts; by default as many as the config says.
+    Tensor parallelism splits most matrices (engine/family/parameters.py), and the vocabulary in equal parts, the last
+    one padded. A head that shares the embedding's weights is a copy of them if it is on another stage. `ep` devices
+    share the experts; by default as many as the config says.
     """
     model, tp, pp = config.model, config.parallel.tp, config.parallel.pp
-    router = model.hidden * model.experts if model.experts > 1 else 0
-    away = model.experts - model.experts // (ep or config.parallel.ep)  # experts on other devices
-    of_experts = 3 * model.hidden * model.ffn * away
-    layer = (layer_weights(model, experts=model.experts) - router - of_experts) // tp + router + 2 * model.hidden
+    family, layers = family_of(model), 0
+    for kind in part(family.layers(model), stages(config)[stage]):
+        for one in family.of_layer(model, kind):
+            whole = one.elements // (ep or config.parallel.ep) if one.stacked else one.elements
+            layers += kind.count * (whole if one.split is None else whole // tp)
     rows, first, last = -(-model.vocab // tp) * model.hidden, stage == 0, stage == pp - 1
     ends = rows * (first + last - (first and last and model.tied)) + model.hidden * last
-    return len(stages(config)[stage]) * layer + ends
+    return layers + ends
 
 
 def bucket_elements(model: schema.Model, devices: int = 1) -> int:

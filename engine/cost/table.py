@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from engine.config import schema
 from engine.config.devices import uses_gpus
 from engine.cost import sizes
-from engine.cost.flops import layer_weights
+from engine.cost.flops import largest_layer
 from engine.cost.sizes import device_parameters, element_bytes, is_bf16_optimizer, optimizer_tensors, parameters, pinned
 from engine.cost.times import rounds_per_call
 
@@ -27,12 +27,14 @@ LEAST_CHUNK = 1024  # tokens of a chunk of the loss: for smaller chunks, summing
 MARKERS = ("<!-- table: begin -->", "<!-- table: end -->")
 LETTERS = {
     "b, w": "bytes of an element in the model's dtype; in the wider of this dtype and fp32",
-    "h, f, V, N, e, k": "hidden size, ffn, vocabulary, layers, experts, experts per token (top_k)",
+    "h, f, V, N": "hidden size, ffn, vocabulary, layers",
+    "e, k": "experts of a layer, experts per token (top_k); both 1 in a dense layer",
     "q, kv": "heads x head_dim, kv_heads x head_dim",
     "v": "most rounds of a call of attention: 4 in a pipeline, else 1",
     "P": "parameters of the model; for model states, those of a device",
     "S": "size of a ZeRO partition: P / ranks, where P counts the experts of the whole ep group",
-    "H, Y, E, L": "parameters of the head; of a layer's matrices; of one SwiGLU matrix of all experts; L = max(H, E)",
+    "H, Y, E, L": "parameters of the head; of the largest layer's matrices; of one SwiGLU matrix of all experts; "
+    "L = max(H, E)",
     "n": "tensors of the optimizer: 3 with AdamW; SGD 2, or 1 without momentum",
     "BUCKET, B": "67,108,864 elements (`reduce_bucket_size`); B = min(P, BUCKET)",
     "REDUCED, SUB_GROUP": "500,000,000 and 1,000,000,000 elements, DeepSpeed's defaults",
@@ -237,9 +239,17 @@ ROWS = (
 
 
 def model_letters(
-    model: schema.Model, dtype: str, recompute: str = "none", tile: int = 0, stages: int = 1
+    model: schema.Model,
+    dtype: str,
+    recompute: str = "none",
+    tile: int = 0,
+    stages: int = 1,
+    experts: bool = False,
 ) -> dict[str, Any]:
-    """Values of the letters that depend only on the model, its dtype, recomputation, mlp_tile (`tile`) and stages."""
+    """Values of the letters that depend only on the model, its dtype, recomputation, mlp_tile (`tile`) and stages.
+
+    `experts` says whether the layer has experts; letters that are not of a layer do not depend on it.
+    """
     b, w = element_bytes(dtype)
     found: dict[str, Any] = {
         "b": b,
@@ -247,8 +257,8 @@ def model_letters(
         "h": model.hidden,
         "f": model.ffn,
         "V": model.vocab,
-        "e": model.experts,
-        "k": model.top_k,
+        "e": model.experts if experts else 1,
+        "k": model.top_k if experts else 1,
         "q": model.heads * model.head_dim,
         "kv": model.kv_heads * model.head_dim,
         "heads": model.heads,
@@ -262,19 +272,22 @@ def model_letters(
     return found | {"G": saved["router"] if tile else found["F"], "recompute": recompute, "tile": tile}
 
 
-def letters(config: schema.Config, ranks: int = 1, stage: int | None = None, last: bool = True) -> dict[str, Any]:
+def letters(
+    config: schema.Config, ranks: int = 1, stage: int | None = None, last: bool = True, experts: bool = False
+) -> dict[str, Any]:
     """Values of all letters: for one of the devices of a pipeline's `stage`, if `ranks` HDP ranks share the states.
 
     Without a `stage`, parameters are those of the whole model, and `last` says whether the stage has the head.
+    `experts` is that of `model_letters`.
     """
     model, zero = config.model, config.zero.stage
-    found = model_letters(model, config.dtype, config.recompute, config.mlp_tile, config.parallel.pp)
+    found = model_letters(model, config.dtype, config.recompute, config.mlp_tile, config.parallel.pp, experts)
     b, w = found["b"], found["w"]
     tp = 1 if stage is None else config.parallel.tp
     ends = (True, last) if stage is None else (stage == 0, stage == config.parallel.pp - 1)
     rows = -(-model.vocab // tp) * model.hidden  # of the embedding and the head on a device
     ep = 1 if stage is None else config.parallel.ep
-    experts = model.experts // ep * model.ffn * model.hidden // tp
+    one_matrix = model.experts // ep * model.ffn * model.hidden // tp
     count = parameters(model) if stage is None else device_parameters(config, stage)
     # The ranks that store the same experts partition them, and they are fewer by the factor of the shares.
     sharded = count if stage is None else device_parameters(config, stage, ep=1)
@@ -282,9 +295,9 @@ def letters(config: schema.Config, ranks: int = 1, stage: int | None = None, las
         "last": ends[1],
         "P": count,
         "H": rows if ends[1] else 0,
-        "Y": -(-layer_weights(model, experts=model.experts // ep) // tp),
-        "E": experts,
-        "L": max(rows if any(ends) else 0, experts),
+        "Y": -(-largest_layer(model, experts=model.experts // ep) // tp),
+        "E": one_matrix,
+        "L": max(rows if any(ends) else 0, one_matrix),
     }
     found |= {
         "S": -(-sharded // ranks),

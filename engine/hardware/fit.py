@@ -33,7 +33,7 @@ from engine.cost.collectives import collectives
 from engine.cost.datasheets import nominal, sheet_peak
 from engine.cost.model import Costs, rates_of
 from engine.cost.sizes import parameters, update_bytes
-from engine.cost.times import hide, together, unsplit
+from engine.cost.times import hide, pairs, together, unsplit
 from engine.errors import PreflightError
 from engine.hardware.measured import Case, Measured, Network, Timing
 from engine.hardware.prepare import with_layers
@@ -65,8 +65,8 @@ def predict(case: Case, calibration: Calibration, config: Config) -> float:
     cluster = Cluster.of(config.cluster)
     rates = rates_of(with_layers(config, case.layers), calibration, cluster)
     alone = sum(unsplit(rates, float(length)) for length in case.unsplit)
-    pairs = sum(length * (length + 1) / 2 for length in case.ring)
-    rings = together(rates, float(sum(case.ring)), pairs, len(case.ring), cluster.ranks, 1.0) if case.ring else 0.0
+    causal = float(sum(pairs(rates, float(length)) for length in case.ring))
+    rings = together(rates, float(sum(case.ring)), causal, len(case.ring), cluster.ranks, 1.0) if case.ring else 0.0
     return float(rates.micro + alone + rings) / NS
 
 
@@ -132,9 +132,9 @@ def _compute(measured: Measured, config: Config) -> Calibration:
     rows = []  # per case: FLOPs of attention, FLOPs of linear layers, layers x sequences, layers, 1
     for case, _ in timed:
         model = with_layers(config, case.layers).model
-        pairs = sum(length * (length + 1) / 2 for length in case.unsplit)
+        scores = sum(flops.attention_flops(flops.attention(model), length) for length in case.unsplit)
         linear = flops.linear_flops(model) * (sum(case.unsplit) + measured.half_tokens)
-        rows.append([flops.attention_flops(model) * pairs, linear, model.layers * len(case.unsplit), model.layers, 1.0])
+        rows.append([scores, linear, model.layers * len(case.unsplit), model.layers, 1.0])
 
     def fitted(times: Sequence[float]) -> list[float]:
         values = np.array(times)

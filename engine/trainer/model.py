@@ -14,11 +14,13 @@ from engine.attention.kernels.choice import choose
 from engine.attention.merge import choose as choose_merge
 from engine.cluster.mesh import Place
 from engine.config.schema import Config
-from engine.cost.activations import layers_bytes
+from engine.cost.activations import layer_bytes
 from engine.cost.model import machine
 from engine.cost.stages import stages
 from engine.dtypes import DTYPES
 from engine.errors import MemoryFitError, Problem
+from engine.family import layers
+from engine.family.families import family_of
 from engine.models.build import Transformer, build_model
 from engine.models.common.initialise import initialise
 from engine.models.common.part import Part
@@ -117,8 +119,9 @@ def make_offload(config: Config, device: torch.device, host_bytes: int, part: Pa
     """
     part = part or Part.whole(config.model)
     own = len(part.layers)
-    layer_bytes = layers_bytes(config.model, config.dtype, config.recompute, config.mlp_tile) // config.model.layers
-    return Offload(own, device, [Arena(device, host_bytes + own * GAPS)], layer_bytes // part.tp)
+    own_kinds = layers.part(family_of(config.model).layers(config.model), part.layers)
+    saved = (layer_bytes(config.model, kind, config.dtype, config.recompute, config.mlp_tile) for kind in own_kinds)
+    return Offload(own, device, [Arena(device, host_bytes + own * GAPS)], max(saved) // part.tp)
 
 
 def reserve_host(plan: StepPlan, hdp_rank: int, offload: Offload, stage: int = 0) -> Problem | None:

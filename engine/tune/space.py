@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from engine.config.schema import Config
+from engine.family.families import family_of
 from engine.fit.largest import largest_capacity
 from engine.planner.settings import PlanSettings
 
@@ -33,7 +34,7 @@ def layouts(config: Config, fixed: Collection[str]) -> Iterator[dict[str, Any]]:
         "recompute": ("none", "layer_keep_attention", "layer"),
         "offload.ratio": (0.0, "auto"),
     }
-    if model.experts == 1 and "parallel.ep" not in fixed:
+    if not family_of(model).experts and "parallel.ep" not in fixed:
         del values["parallel.ep"]  # not a key that the table should name
     for key, others in values.items():
         own = attrgetter(key)(config)

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.config.schema import Config
 from engine.cost.collectives import LIVE_LAYERS
-from engine.cost.flops import layer_weights
+from engine.cost.flops import largest_layer
 from engine.cost.sizes import bucket_elements
 
 _BF16: dict[str, Any] = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
@@ -33,7 +33,7 @@ def deepspeed_settings(config: Config) -> dict[str, Any]:
         zero["offload_optimizer"] = _HOST
     if config.zero.stage == 3:
         # Gather at most LIVE_LAYERS at a time. Norms stay unsharded: they are small, and each gather costs latency.
-        layer = layer_weights(config.model, experts=config.model.experts)
+        layer = largest_layer(config.model, experts=config.model.experts)
         zero |= {
             "stage3_param_persistence_threshold": config.model.hidden,
             "stage3_prefetch_bucket_size": layer,

@@ -14,6 +14,7 @@ from engine.config.load import load
 from engine.config.schema import Model, Zero
 from engine.cost import activations
 from engine.cost.activations import Instant
+from engine.cost.flops import kinds
 from engine.cost.sizes import element_bytes, parameters
 from engine.dtypes import DTYPES
 from engine.models import recompute
@@ -125,7 +126,7 @@ def peak_and_formula(model: Model, dtype: str, mode: str, tokens: int) -> tuple[
 
     micro_batch()  # gradients are there
     beside = max(one.of(tokens) for one in activations.instants(config.model_copy(update={"zero": zero(1)})))
-    return allocated(micro_batch).peak, activations.layers_bytes(model, dtype, mode) * tokens + beside
+    return allocated(micro_batch).peak, activations.layers_bytes(model, kinds(model), dtype, mode) * tokens + beside
 
 
 @covered("mode, dtype, vocab", MODES, ["fp32", "fp64"], [2, 5000])

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from engine.config.load import load
 from engine.config.schema import Model
-from engine.cost.flops import attention_flops, linear_flops, linear_weights, pairs
+from engine.cost.flops import attention, attention_flops, linear_flops, linear_weights, pairs
 from engine.cost.model import Costs
 from engine.family.families import unnamed
 from tests.presets import LLAMA7B_256K
@@ -26,9 +26,9 @@ def test_llama_7b_with_8_key_heads_by_hand() -> None:
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 11008
     assert linear_weights(model) == 32 * layer + 4096 * 32000
     assert linear_flops(model) == 2 * linear_weights(model)
-    assert attention_flops(model) == 4 * 4096 * 32
+    assert attention_flops(attention(model), 1) == 4 * 4096 * 32
     step = Costs.of(load(LLAMA7B_256K)).flops(np.array([10, 3], dtype=np.int64))
-    assert step == 3 * (13 * linear_flops(model) + (55 + 6) * attention_flops(model))
+    assert step == 3 * (13 * linear_flops(model) + (55 + 6) * attention_flops(attention(model), 1))
 
 
 @given(st.integers(0, 60), st.integers(1, 70))

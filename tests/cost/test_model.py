@@ -134,7 +134,7 @@ def test_a_calibration_gives_back_what_was_measured(
         nominal("local"),
         linear_flops_per_s=1e9 * flops.linear_flops(config.model) / token,
         linear_backward=linear_backward,
-        attention_flops_per_s=1e9 * flops.attention_flops(config.model) / pair,
+        attention_flops_per_s=1e9 * flops.attention_flops(flops.attention(config.model), 1) / pair,
         attention_backward=attention_backward,
         half_tokens=0.0,
         layer_s=0.0,

@@ -23,7 +23,7 @@ def test_no_other_cut_has_a_faster_slowest_stage(layers: int, pp: int, vocab: in
     made = config(layers, pp, vocab)
     cut = stages(made)
     assert [layer for stage in cut for layer in stage] == list(range(layers)) and all(cut) and len(cut) == pp
-    head = made.model.hidden * vocab / flops.layer_weights(made.model, experts=1)
+    head = made.model.hidden * vocab / flops.largest_layer(made.model, experts=1)
 
     def slowest(sizes: list[int]) -> float:
         return max(*sizes[:-1], sizes[-1] + head) if pp > 1 else sizes[0] + head

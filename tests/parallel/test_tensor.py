@@ -16,6 +16,7 @@ from engine.attention.kernels.choice import choose
 from engine.config.load import load
 from engine.config.schema import Model
 from engine.cost.activations import layers_bytes
+from engine.cost.flops import kinds
 from engine.dtypes import DTYPES
 from engine.models import recompute
 from engine.models.build import build_model
@@ -84,5 +85,5 @@ def test_saved_bytes_are_those_of_the_estimate() -> None:
     """Only the padding of an odd number of tokens is not counted: one row in 401."""
     for found in run_world(WORLD, saved_in_all_cases):
         for (model, mode, dtype, tile), of_case in zip(CASES, found, strict=True):
-            expected = TOKENS * layers_bytes(model, dtype, mode, tile) / WORLD
+            expected = TOKENS * layers_bytes(model, kinds(model), dtype, mode, tile) / WORLD
             assert of_case == pytest.approx(expected, rel=0.01), (model.experts, mode, dtype, tile, of_case / expected)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
 from engine.cost.activations import Instant
+from engine.cost.flops import WHOLE, Attention
 from engine.cost.model import Costs
 from engine.cost.times import Rates
 from engine.planner.plan.gangs import components
@@ -22,7 +23,7 @@ COSTS = Costs(
     parameters=1_000_000,
     layers=4,
     linear_flops=1000,
-    attention_flops=10,
+    attention=(Attention(WHOLE, 10),),
     peak_flops_per_s=1e9,
     devices=1,
     rates=Rates(
