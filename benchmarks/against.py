@@ -1,6 +1,6 @@
 """Compares this checkout with another commit: planning, a step, the start of a run, `plan` and `--help`.
 
-    python benchmarks/against.py COMMIT [--only planning,engine,start,plan,help] [--sizes 64/512] [--turns 3] [--json]
+    python benchmarks/against.py COMMIT [planning engine start plan help] [--sizes 64/512] [--turns 3] [--json]
 
 Makes a temporary worktree of COMMIT, and measures both in turn, each in processes of its own that import its code. All
 times are processor time, so other work on the machine matters little; the least one of all turns counts, after a turn
@@ -28,6 +28,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks import driver
+from benchmarks.driver import Row
+
 _HERE = Path(__file__).parent.parent
 _SIZES = "64/512,512/4096,1024/8192,16384/131072"
 _SEEDS = {64: 4, 512: 4, 1024: 3}  # by ranks; 1 for more
@@ -46,8 +51,6 @@ _RANK = (  # names what the recipes of the two commits do not have in common
     "model.hidden=128 model.layers=3 model.heads=2 model.kv_heads=1 model.ffn=384"
 )
 _LATER_STEPS = 12  # that the engine's measurement counts
-
-Row = dict[str, Any]
 
 
 @contextmanager
@@ -144,52 +147,46 @@ def planning_rows(size: str, then: list[Any], now: list[Any]) -> Iterator[Row]:
         yield row | {"ratio": row["now"] / row["then"]}
 
 
-def rows(trees: tuple[Path, Path], only: list[str], sizes: list[str], turns: int) -> Iterator[Row]:
-    """Measure what is named in `only`, and yield a row for each figure."""
-    for size in sizes if "planning" in only else []:
-        yield from planning_rows(size, *alternate(trees, partial(planning, size=size), turns))
-    single: dict[str, tuple[str, Callable[[Path], Any], Callable[[list[Any]], float]]] = {
-        "engine": ("a step, CPU ms per 1,000 tokens", engine, step),
-        "start": ("a run of one step, CPU s", start, min),
-        "plan": ("plan recipe=quickstart, CPU s", partial(command, words="plan recipe=quickstart"), min),
-        "help": ("--help, CPU s", partial(command, words="--help"), min),
-    }
-    for name, (title, measure, least) in single.items():
-        if name in only:
-            then, now = (least(found) for found in alternate(trees, measure, turns))
-            yield {"measure": title, "then": then, "now": now, "ratio": now / then}
+def cases(arguments: argparse.Namespace) -> Iterator[driver.Case]:
+    with checkout(arguments.commit) as other:
+        trees = (other, _HERE)
+        for size in arguments.sizes.split(","):
+            yield f"planning/{size}", partial(of_planning, trees, size, arguments.turns)
+        single: dict[str, tuple[str, Callable[[Path], Any], Callable[[list[Any]], float]]] = {
+            "engine": ("a step, CPU ms per 1,000 tokens", engine, step),
+            "start": ("a run of one step, CPU s", start, min),
+            "plan": ("plan recipe=quickstart, CPU s", partial(command, words="plan recipe=quickstart"), min),
+            "help": ("--help, CPU s", partial(command, words="--help"), min),
+        }
+        for name, how in single.items():
+            yield name, partial(of_one, trees, *how, arguments.turns)
+
+
+def of_planning(trees: tuple[Path, Path], size: str, turns: int) -> Iterator[Row]:
+    yield from planning_rows(size, *alternate(trees, partial(planning, size=size), turns))
+
+
+def of_one(
+    trees: tuple[Path, Path],
+    title: str,
+    measure: Callable[[Path], Any],
+    least: Callable[[list[Any]], float],
+    turns: int,
+) -> Iterator[Row]:
+    """Measure one figure in both trees and yield its row."""
+    then, now = (least(found) for found in alternate(trees, measure, turns))
+    yield {"measure": title, "then": then, "now": now, "ratio": now / then}
 
 
 def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def main() -> None:
-    """Measure, and print a table or JSON."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("commit")
-    parser.add_argument("--only", default="planning,engine,start,plan,help")
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("commit", help="the commit to compare with")
     parser.add_argument("--sizes", default=_SIZES)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    found = []
-    if not arguments.json:
-        print("| measure | then | now | ratio | balance | makespan, s |\n|---|---|---|---|---|---|")
-    with checkout(arguments.commit) as other:
-        measured = rows((other, _HERE), arguments.only.split(","), arguments.sizes.split(","), arguments.turns)
-        for row in measured:
-            found.append(row)
-            if not arguments.json:
-                quality = [
-                    f"{row[f'{name}_then']:.4f} -> {row[f'{name}_now']:.4f}" if f"{name}_now" in row else ""
-                    for name in ("balance", "makespan_s")
-                ]
-                cells = [row["measure"], f"{row['then']:.4g}", f"{row['now']:.4g}", f"{row['ratio']:.2f}", *quality]
-                print("| " + " | ".join(cells) + " |", flush=True)
-    if arguments.json:
-        print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(driver.main(__doc__, cases, options))

@@ -1,18 +1,19 @@
 """Connections, descriptors and bytes of the control plane, and its time in a step of 16,384 ranks.
 
-`python benchmarks/control_plane.py` prints three tables:
+`python benchmarks/control_plane.py [real | simulated | step]` prints three tables:
 
 1. Real agents, each with eight real processes that import no torch and call the collectives of a training step.
 2. Up to 512 agents with eight simulated ranks each, in a few processes. Agents are those of the engine (`Branch`) and
    connected over TCP; a rank is the end of a connection, with the messages that `Control` sends.
 3. A simulated step of 16,384 ranks, with the message costs of an agent that were measured here.
 
-The exit code is 1 if a rank's connections, descriptors or bytes grow with the world, or if coordination takes 1 % of a
+A target is missed if a rank's connections, descriptors or bytes grow with the world, or if coordination takes 1 % of a
 step of 5 s or more.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -32,6 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import driver
 from engine.control.branch import Branch
 from engine.control.control import Control
 from engine.control.link import Link, line_of
@@ -64,33 +66,43 @@ def step(control: Control) -> None:
 CALLS = 3
 
 
-def main() -> None:
-    """Print the tables."""
-    print(f"| real agents | ranks | {' | '.join(Rank.__annotations__)} | ms per collective |\n|{'---|' * 9}")
-    found = []
+def cases(arguments: argparse.Namespace) -> Iterator[driver.Case]:
+    yield "real", of_real
+    yield "simulated", of_simulated
+    yield "step", of_a_step
+
+
+def of_real() -> Iterator[driver.Row]:
+    """Yield a row for each number of real agents: the same descriptors, threads and bytes hold."""
+    first = None
     for agents in REAL:
         rank, ms = real(agents)
-        print(f"| {agents} | {agents * RANKS} | {' | '.join(map(str, asdict(rank).values()))} | {ms:.1f} |", flush=True)
-        found.append(rank)
-    flat = {(one.descriptors, one.threads, one.sent, one.received) for one in found}
-    print(f"\n| agents | ranks | {' | '.join(Simulated.__annotations__)} |\n|{'---|' * 8}")
-    same = set()
+        same = (rank.descriptors, rank.threads, rank.sent, rank.received)
+        first = first or same
+        counts = {"real_agents": agents, "ranks": agents * RANKS}
+        yield counts | asdict(rank) | {"collective_ms": ms, "holds": same == first}
+
+
+def of_simulated() -> Iterator[driver.Row]:
+    """Yield a row for each number of agents with simulated ranks: the same bytes of a rank hold."""
+    first = None
     for agents in SIMULATED:
         world = simulated(agents)
-        print(f"| {agents} | {agents * RANKS} | {' | '.join(map(str, asdict(world).values()))} |", flush=True)
-        same.add((world.rank_sent, world.rank_received))
+        first = first or (world.rank_sent, world.rank_received)
+        holds = (world.rank_sent, world.rank_received) == first
+        yield {"agents": agents, "ranks": agents * RANKS} | asdict(world) | {"holds": holds}
+
+
+def of_a_step() -> Iterator[driver.Row]:
+    """Yield the measured costs of an agent, in us, then a row for each number of agents and latency."""
     costs = Costs.measured()
-    takes, sends, looks = (f"{1e6 * seconds:.0f} us" for seconds in (costs.take_s, costs.send_s, costs.look_s))
-    print(f"\nan agent takes a message in {takes}, sends one in {sends}, and looks after its ranks in {looks}\n")
-    print("| agents | ranks | us between hosts | ms per collective | % of a step of 5 s |\n|---|---|---|---|---|")
-    shares = []
+    yield {"take_us": 1e6 * costs.take_s, "send_us": 1e6 * costs.send_s, "look_us": 1e6 * costs.look_s}
     for agents in (*SIMULATED, LARGEST):
         for latency_s in LATENCIES_S:
             seconds = collective_s(agents, costs, latency_s)
-            shares.append(CALLS * seconds / STEP_S)
-            numbers = f"{agents} | {agents * RANKS} | {1e6 * latency_s:.0f} | {1e3 * seconds:.1f}"
-            print(f"| {numbers} | {100 * shares[-1]:.2f} |", flush=True)
-    sys.exit(not (len(flat) == len(same) == 1 and max(shares) < MOST))
+            share = CALLS * seconds / STEP_S
+            counts = {"agents": agents, "ranks": agents * RANKS, "us_between_hosts": round(1e6 * latency_s)}
+            yield counts | {"collective_ms": 1e3 * seconds, "step_%": 100 * share, "holds": share < MOST}
 
 
 # 1. Real agents and processes.
@@ -413,4 +425,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
         rank(Path(sys.argv[2]))
     else:
-        main()
+        sys.exit(driver.main(__doc__, cases))

@@ -11,12 +11,16 @@ node of the H200 is assumed to have the same amount.
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import driver
 from engine.config.load import load
 from engine.fit.estimate import Estimate, estimate
 from engine.fit.largest import longest_context
@@ -66,17 +70,26 @@ def predicted(run: Published) -> tuple[Estimate, int]:
     return estimate(config, settings, full), longest_context(settings)
 
 
-def main() -> None:
-    """Print the table."""
-    columns = "published context | predicted peak | device memory | host per rank | fits | longest context"
-    print(f"| run | {columns} | longest / published |")
-    print("|---|---|---|---|---|---|---|---|")
+def row(run: Published) -> Iterator[driver.Row]:
+    """Yield the row of a run; sizes in GiB."""
+    found, longest = predicted(run)
+    peak, device, host = (round(size / 2**30, 1) for size in (found.peak, found.device_total, found.host))
+    yield {
+        "run": run.name,
+        "published_context": run.context,
+        "peak_gib": peak,
+        "device_gib": device,
+        "host_per_rank_gib": host,
+        "fits": found.fits,
+        "longest_context": longest,
+        "longest_over_published": longest / run.context,
+    }
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[driver.Case]:
     for run in RUNS:
-        found, longest = predicted(run)
-        gib = [f"{size / 2**30:.1f} GiB" for size in (found.peak, found.device_total, found.host)]
-        cells = [run.name, f"{run.context:,}", *gib, str(found.fits), f"{longest:,}", f"{longest / run.context:.2f}"]
-        print("| " + " | ".join(cells) + " |")
+        yield run.name, partial(row, run)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(driver.main(__doc__, cases))

@@ -1,6 +1,6 @@
 """Compares training with the planners `balanced` and `static`, in tokens per second: same model, ranks and data.
 
-Usage: python benchmarks/hdp_vs_static.py [--steps N] [--rounds N] [--json]
+    python benchmarks/hdp_vs_static.py [CONTEXT] [--steps N] [--rounds N] [--json]
 
 For each cell, rounds of `bytescale train` with static and balanced alternate. A round's result is its tokens per second
 after the first step. The best rounds are compared, because other load on the machine can only slow a round down. Next
@@ -14,13 +14,17 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.random import Generator, Philox
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks import driver
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.lengths import step_lengths
@@ -97,14 +101,15 @@ def needs_no_ring(cell: Cell, steps: int) -> float:
     return float(every[every <= config.capacity].sum() / every.sum())
 
 
-def measure(cell: Cell, steps: int, rounds: int, folder: Path) -> dict[str, object]:
+def measure(cell: Cell, steps: int, rounds: int, folder: Path) -> Iterator[driver.Row]:
+    """Yield the row of a cell."""
     speeds: dict[str, list[float]] = {planner: [] for planner in PLANNERS}
     for number in range(rounds):
         for planner in PLANNERS:
             out = folder / f"{cell.context}-{cell.data.split()[0]}-{planner}-{number}"
             speeds[planner].append(tokens_per_s(cell, planner, steps, out))
     static, balanced = (max(speeds[planner]) for planner in PLANNERS)
-    return {
+    yield {
         "context": cell.context,
         "data": cell.data,
         "static_tokens_per_s": round(static),
@@ -114,24 +119,17 @@ def measure(cell: Cell, steps: int, rounds: int, folder: Path) -> dict[str, obje
     }
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[driver.Case]:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        rows = [measure(cell, arguments.steps, arguments.rounds, folder) for cell in cells(folder)]
-    if arguments.json:
-        print(json.dumps({"rows": rows}))
-        return
-    print("| " + " | ".join(rows[0]) + " |")
-    print("|---" * len(rows[0]) + "|")
-    for row in rows:
-        print("| " + " | ".join(str(value) for value in row.values()) + " |")
+        for cell in cells(Path(name)):
+            work = partial(measure, cell, arguments.steps, arguments.rounds, Path(name))
+            yield f"{cell.context}/{cell.data.split()[0]}", work
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(driver.main(__doc__, cases, options))

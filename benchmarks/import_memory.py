@@ -11,11 +11,15 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks import driver
 from engine.config.load import load
 from engine.family.families import stored_names
 from engine.models.build import build_model
@@ -29,20 +33,18 @@ LARGE = ("model.hidden=2048", "model.ffn=8192", "model.layers=6", "model.heads=1
 LARGE_VOCAB = "model.vocab=32000"
 
 
-def main() -> None:
-    """Print one line for each way of reading."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--child", nargs="+", metavar=("WAY", "FOLDER"))
-    child = parser.parse_args().child
-    if child:
-        print(json.dumps(measure(child[0], Path(child[1]), child[2:])))
-        return
+def row(way: str) -> Iterator[driver.Row]:
+    """Yield the row of a way of reading; sizes in MB."""
     with tempfile.TemporaryDirectory() as place:
         largest = generate(Path(place) / "theirs", [*LARGE, LARGE_VOCAB], shards=4)
-        for way in ("load", "import"):
-            parameters, extra = in_a_process(way, Path(place) / "theirs", [*LARGE, LARGE_VOCAB])
-            held = f"parameters {parameters / 1e6:,.0f} MB, largest shard {largest / 1e6:,.0f} MB"
-            print(f"{way}: {held}, and {extra / 1e6:,.0f} MB more = {extra / largest:.2f} shards", flush=True)
+        parameters, extra = in_a_process(way, Path(place) / "theirs", [*LARGE, LARGE_VOCAB])
+    sizes = {"parameters_mb": parameters, "largest_shard_mb": largest, "more_mb": extra}
+    yield {"way": way, **{name: round(size / 1e6) for name, size in sizes.items()}, "shards": extra / largest}
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[driver.Case]:
+    for way in ("load", "import"):
+        yield way, partial(row, way)
 
 
 def generate(folder: Path, overrides: list[str], shards: int) -> int:
@@ -94,4 +96,7 @@ def _resident(field: str) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--child"]:
+        print(json.dumps(measure(sys.argv[2], Path(sys.argv[3]), sys.argv[4:])))
+    else:
+        sys.exit(driver.main(__doc__, cases))

@@ -1,21 +1,27 @@
 """Peak memory and time of the head's loss, in chunks and without, forward and backward, in float32 on a CPU.
 
-`python benchmarks/loss.py [--tokens 8192 --vocab 128256 --hidden 256]`; the plain form needs 13 GB at this size. The
-gradient of the head's weight is not included in the printed memory.
+`python benchmarks/loss.py [FORM] [--tokens 8192 --vocab 128256 --hidden 256]`; the plain form needs 13 GB at this size.
+The gradient of the head's weight is not included in the printed memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks import driver
 from engine.close import error
 from engine.models.common.loss import choose
 
@@ -34,20 +40,25 @@ class Measured:
     seconds: float
 
 
-def main() -> None:
-    """Print one line per form."""
-    parser = argparse.ArgumentParser()
+def options(parser: argparse.ArgumentParser) -> None:
     for name, size in (("tokens", 8192), ("vocab", 128256), ("hidden", 256)):
         parser.add_argument(f"--{name}", type=int, default=size)
-    sizes = parser.parse_args()
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[driver.Case]:
     measure("torch", 8, 8, 8)  # the first call imports modules for seconds
-    plain = None
+    plain = list[Measured]()
     for name in NAMES:
-        found = measure(name, sizes.tokens, sizes.vocab, sizes.hidden)
-        plain = plain or found
-        memory = f"peak {found.peak_bytes / 1e9:.3f} GB, {100 * found.peak_bytes / plain.peak_bytes:.1f} % of plain"
-        errors = ", ".join(f"{what} {error:.1e}" for what, error in differences(found, plain).items())
-        print(f"{name}: {memory}, {found.seconds:.1f} s; differences: {errors}", flush=True)
+        yield name, partial(row, name, (arguments.tokens, arguments.vocab, arguments.hidden), plain)
+
+
+def row(name: str, sizes: tuple[int, int, int], plain: list[Measured]) -> Iterator[driver.Row]:
+    """Yield the row of a form. The first form that ran, kept in `plain`, is the one to compare with."""
+    found = measure(name, *sizes)
+    plain.append(found)
+    errors = {f"difference_{what}": error for what, error in differences(found, plain[0]).items()}
+    over = found.peak_bytes / plain[0].peak_bytes
+    yield {"form": name, "peak_gb": found.peak_bytes / 1e9, "peak_over_first": over, "s": found.seconds, **errors}
 
 
 def measure(name: str, tokens: int, vocab: int, hidden: int, dtype: torch.dtype = torch.float32) -> Measured:
@@ -83,4 +94,4 @@ def differences(found: Measured, plain: Measured) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(driver.main(__doc__, cases, options))

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import driver
 from benchmarks.traces import TRACES, draw, settings_of
 from engine.cluster.cluster import Cluster
 from engine.planner.adaptive.workload import lower_bound
@@ -23,20 +26,21 @@ from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import simulate
 
 
-def main() -> None:
-    """Print one line per size and trace."""
-    parser = argparse.ArgumentParser()
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=8)
-    seeds = parser.parse_args().seeds
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[driver.Case]:
     for ranks, sequences in ((64, 512), (512, 4096), (1024, 8192)):
         for trace in TRACES:
-            found = np.array([measure(trace, ranks, sequences, seed) for seed in range(seeds)])
-            aware, blind = found.T
-            print(
-                f"{ranks} ranks, {sequences} sequences, {trace}: {aware.mean():.4f} (worst {aware.max():.4f}), "
-                f"blind {blind.mean():.2f}",
-                flush=True,
-            )
+            yield f"{ranks}/{trace}", partial(row, trace, ranks, sequences, arguments.seeds)
+
+
+def row(trace: str, ranks: int, sequences: int, seeds: int) -> Iterator[driver.Row]:
+    """Yield the means over the seeds of a trace."""
+    aware, blind = np.array([measure(trace, ranks, sequences, seed) for seed in range(seeds)]).T
+    figures = {"over_bound": aware.mean(), "worst": aware.max(), "blind": blind.mean()}
+    yield {"ranks": ranks, "sequences": sequences, "trace": trace} | {k: float(one) for k, one in figures.items()}
 
 
 def measure(trace: str, ranks: int, sequences: int, seed: int) -> tuple[float, float]:
@@ -61,4 +65,4 @@ def makespan(planned: PlanSettings, lengths: np.ndarray, run: PlanSettings) -> f
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(driver.main(__doc__, cases, options))

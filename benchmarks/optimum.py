@@ -7,13 +7,20 @@ of gangs. `python benchmarks/optimum.py [--instances 500]` prints the mean, wors
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
+from pathlib import Path
 
 import numpy as np
 from numba import njit
 from numpy.random import Generator, Philox
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks import driver
 from engine.config.load import load
 from engine.planner.make import plan_step
 from engine.planner.plan.emit import emit
@@ -22,16 +29,22 @@ from engine.simulator.timeline import simulate
 from engine.units import Floats, Ints
 
 
-def main() -> None:
-    """Print one line per size."""
-    parser = argparse.ArgumentParser()
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--instances", type=int, default=500)
     parser.add_argument("--large", type=int, default=20)
-    arguments = parser.parse_args()
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[driver.Case]:
     for ranks, sequences, instances in ((3, 5, arguments.instances), (4, 6, arguments.large)):
-        ratios = np.array([ratio(ranks, sequences, seed) for seed in range(instances)])
-        line = f"{ranks} ranks x {sequences} sequences, {instances} instances"
-        print(f"{line}: mean {ratios.mean():.4f}, worst {ratios.max():.4f}, best {ratios.min():.4f}", flush=True)
+        yield f"{ranks}x{sequences}", partial(row, ranks, sequences, instances)
+
+
+def row(ranks: int, sequences: int, instances: int) -> Iterator[driver.Row]:
+    """Yield the mean, worst and best ratio of a size."""
+    ratios = np.array([ratio(ranks, sequences, seed) for seed in range(instances)])
+    figures = {"mean": ratios.mean(), "worst": ratios.max(), "best": ratios.min()}
+    counts = {"ranks": ranks, "sequences": sequences, "instances": instances}
+    yield counts | {name: float(one) for name, one in figures.items()}
 
 
 def ratio(ranks: int, sequences: int, seed: int) -> float:
@@ -119,4 +132,4 @@ def _run(times: Floats, size: Ints, choice: Ints, order: Ints, ranks: int, best:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(driver.main(__doc__, cases, options))

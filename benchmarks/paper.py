@@ -1,14 +1,17 @@
 """Simulates the table of the ByteScale paper: speed-ups over the static mesh, next to the published ones.
 
-`python benchmarks/paper.py case` prints the case study that paper.yaml is fitted to, `table` the table (`table
-llama70b`: the rows of one model), `ablation` the speed-ups of all variants from static to adaptive, and `offload`,
+`python benchmarks/paper.py case` prints the case study that paper.yaml is fitted to, `table` the table (with a model,
+`table/llama70b`, its rows), `ablation` the speed-ups of all variants from static to adaptive, and `offload`,
 likewise, each planner's gain from offload on Byted at 2M. benchmarks/pipelines.py shows the idle time of the 70B rows.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import driver
 from engine.config.load import load
 from engine.config.yaml_reader import parse
 from engine.cost.calibration import Calibration
@@ -95,40 +99,46 @@ def seconds(steps: list[Ints], settings: PlanSettings) -> float:
     return float(np.mean(times)) / 1e9 + ASSUMED["step_s"]
 
 
-def case() -> None:
-    """Print the case study."""
+def cases(arguments: argparse.Namespace) -> Iterator[driver.Case]:
+    yield "case", case
+    for model, mix in PAPER:
+        yield f"table/{model}/{mix}", partial(table, model, mix)
+    yield "ablation", ablation
+    for model in ASSUMED["devices"]:
+        yield f"offload/{model}", partial(offload, model)
+
+
+def case() -> Iterator[driver.Row]:
+    """Yield the seconds of the case study, ours and the paper's."""
     settings, steps = replace(settings_of("llama7b", "2M"), offload=0), steps_of("llama7b", "byted", "2M")
-    for planner, said in (("static", 520), ("naive", 272), ("balanced", 157), ("adaptive", None)):
-        print(f"{planner}: {seconds(steps, settings.by(planner)):.0f} s, the paper {said or '-'}", flush=True)
+    for planner, published in (("static", 520), ("naive", 272), ("balanced", 157), ("adaptive", None)):
+        yield {"planner": planner, "s": seconds(steps, settings.by(planner)), "paper_s": published}
 
 
-def table(*models: str) -> None:
-    """Print the rows of these models, or all."""
-    within = 0
-    for (model, mix), row in PAPER.items():
-        if models and model not in models:
-            continue
-        before: list[float] = []
-        for context, (naive, balanced) in zip(CONTEXTS, row, strict=True):
-            settings, steps = replace(settings_of(model, context), offload=0), steps_of(model, mix, context)
-            found = [seconds(steps, settings.by(planner)) for planner in PLANNERS]
-            ours = [found[0] / time for time in found]
-            off = (ours[1] / naive - 1, ours[2] / balanced - 1)
-            within += sum(abs(one) <= 0.3 for one in off) if model == "llama7b" else 0
-            falls = " ".join(f"{now / then:.2f}" for then, now in zip(before, found, strict=False))
-            print(
-                f"{model} {mix} {context}: naive {ours[1]:.2f} (paper {naive}, {off[0]:+.0%}) "
-                f"balanced {ours[2]:.2f} (paper {balanced}, {off[1]:+.0%}) adaptive {ours[3]:.2f}; "
-                f"seconds {' '.join(f'{time:.1f}' for time in found)}; slowdown since the previous context {falls}",
-                flush=True,
-            )
-            before = found
-    if not models:
-        print(f"figures of 7B within 30 %: {within} of 16")
+def table(model: str, mix: str) -> Iterator[driver.Row]:
+    """Yield a row of the table for each context: speed-ups over static, the paper's, and how far ours are from it."""
+    before: list[float] = []
+    for context, (naive, balanced) in zip(CONTEXTS, PAPER[model, mix], strict=True):
+        settings, steps = replace(settings_of(model, context), offload=0), steps_of(model, mix, context)
+        found = [seconds(steps, settings.by(planner)) for planner in PLANNERS]
+        row: driver.Row = {"model": model, "mix": mix, "context": context}
+        for planner, time in zip(PLANNERS, found, strict=True):
+            row |= {f"{planner}_s": time, planner: found[0] / time}
+        row |= {"naive_paper": naive, "balanced_paper": balanced}
+        row |= {f"{planner}_off_%": 100 * (row[planner] / row[f"{planner}_paper"] - 1) for planner in PLANNERS[1:3]}
+        yield row | {"slowdowns": [now / then for then, now in zip(before, found, strict=False)]}
+        before = found
 
 
-def ablation() -> None:
-    """Print the speed-ups from the static mesh to adaptive, 7B on Byted at 2M."""
+def summary(rows: list[driver.Row]) -> driver.Row:
+    """How many of the table's figures of 7B are within 30 % of the paper's."""
+    ours = [row for row in rows if row.get("model") == "llama7b" and "naive_off_%" in row]
+    off = [row[f"{planner}_off_%"] for row in ours for planner in PLANNERS[1:3]]
+    return {"7B within 30 %": f"{sum(abs(one) <= 30 for one in off)} of {len(off)}"} if off else {}
+
+
+def ablation() -> Iterator[driver.Row]:
+    """Yield the speed-ups from the static mesh to adaptive, 7B on Byted at 2M."""
     settings, steps = settings_of("llama7b", "2M"), steps_of("llama7b", "byted", "2M")
     none = replace(settings, offload=0)
     runs = (
@@ -142,27 +152,25 @@ def ablation() -> None:
     )
     baseline = seconds(steps, runs[0][1])
     for name, one in runs:
-        print(f"{name}: {baseline / seconds(steps, one):.2f}", flush=True)
+        yield {"variant": name, "over_static": baseline / seconds(steps, one)}
 
 
-def offload(*models: str) -> None:
-    """Print each planner's gain from offload on Byted at 2M, its host memory, and the lower bounds, of these or all."""
-    for model in models or ASSUMED["devices"]:
-        settings, steps = settings_of(model, "2M"), steps_of(model, "byted", "2M")
-        none = settings.without_offload()
-        for planner in PLANNERS[1:]:
-            before, after = (seconds(steps, one.by(planner)) for one in (none, settings))
-            host = max(host_bytes(plan_step(lengths, settings.by(planner)), settings) for lengths in steps)
-            print(
-                f"{model} {planner}: {before:.1f} -> {after:.1f} s, {before / after:.3f}; host {host / 2**30:.1f} GiB"
-            )
-        bounds = [sum(lower_bound(lengths, one) for lengths in steps) for one in (none, settings)]
-        useful = (
-            sum(int(settings.costs.sequence(lengths).sum()) for lengths in steps) / settings.ranks / settings.stages
-        )
-        over = ", ".join(f"{bound / useful:.3f}" for bound in bounds)
-        print(f"{model}: lower bound / mean unsplit work of a rank, without and with offload: {over}", flush=True)
+def offload(model: str) -> Iterator[driver.Row]:
+    """Yield each planner's gain from offload on Byted at 2M and its host memory; then the lower bounds.
+
+    Those are relative to the mean unsplit work of a rank, without and with offload.
+    """
+    settings, steps = settings_of(model, "2M"), steps_of(model, "byted", "2M")
+    none = settings.without_offload()
+    for planner in PLANNERS[1:]:
+        before, after = (seconds(steps, one.by(planner)) for one in (none, settings))
+        host = max(host_bytes(plan_step(lengths, settings.by(planner)), settings) for lengths in steps)
+        figures = {"without_s": before, "with_s": after, "gain": before / after, "host_gib": host / 2**30}
+        yield {"model": model, "planner": planner, **figures}
+    useful = sum(int(settings.costs.sequence(lengths).sum()) for lengths in steps) / settings.ranks / settings.stages
+    without, with_ = (sum(lower_bound(lengths, one) for lengths in steps) / useful for one in (none, settings))
+    yield {"model": model, "bound_without": without, "bound_with": with_}
 
 
 if __name__ == "__main__":
-    {"case": case, "table": table, "ablation": ablation, "offload": offload}[sys.argv[1]](*sys.argv[2:])
+    sys.exit(driver.main(__doc__, cases, summary=summary))

@@ -1,22 +1,24 @@
 """What slices, teams and an order of their own gain in pipelines: makespan over the lower bound, and idle time.
 
-`python benchmarks/pipelines.py` prints, for the first step of each mix and seed of llama70b-2m-paper: without slices in
-1F1B order, with an order of its own, with slices too, with slices in teams, and with several rounds of a ring in one
-call of attention, which is the plan of `adaptive`. With `paper` it prints them for the first steps of the paper's 70B
-row instead, under the assumptions of paper.yaml.
+`python benchmarks/pipelines.py recipe` prints, for the first step of each mix and seed of llama70b-2m-paper: without
+slices in 1F1B order, with an order of its own, with slices too, with slices in teams, and with several rounds of a ring
+in one call of attention, which is the plan of `adaptive`. With `paper` it prints them for the first steps of the
+paper's 70B row, under the assumptions of paper.yaml.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import paper
+from benchmarks import driver, paper
 from engine.config.load import load
 from engine.data.lengths import step_lengths
 from engine.planner.adaptive import pipeline
@@ -46,25 +48,30 @@ def steps_of_paper(context: str) -> Iterator[tuple[PlanSettings, Ints]]:
         yield settings, lengths
 
 
-def main() -> None:
-    """Print a line for each step, and the means of each mix or context."""
-    of_paper = sys.argv[1:] == ["paper"]
-    for name in paper.CONTEXTS if of_paper else ("github", "byted"):
-        sums: dict[str, float] = {}
-        for number, (settings, lengths) in enumerate((steps_of_paper if of_paper else steps_of_recipe)(name)):
-            bound = lower_bound(lengths, settings)
-            cells = []
-            for means, (plan, used) in plans(lengths, settings).items():
-                line = simulate(plan, used)
-                ratio, bubble = line.makespan / bound, 1 - (line.compute + line.exposed) / line.makespan
-                sums[means] = sums.get(means, 0.0) + ratio / STEPS
-                cells.append(f"{means} {ratio:.3f} ({bubble:.0%} idle)")
-            began = time.process_time()
-            plan = plan_step(lengths, settings)
-            spent = time.process_time() - began
-            cut = f"{plan.slices - plan.sequences} cuts, teams up to {plan.team.max()}, planned in {spent:.1f} CPU s"
-            print(f"{name} {number}: bound {bound / NS:.1f} s; {'; '.join(cells)}; {cut}", flush=True)
-        print(f"{name} mean: {'; '.join(f'{means} {ratio:.3f}' for means, ratio in sums.items())}", flush=True)
+def cases(arguments: argparse.Namespace) -> Iterator[driver.Case]:
+    for mix in ("github", "byted"):
+        yield f"recipe/{mix}", partial(rows, mix, steps_of_recipe(mix))
+    for context in paper.CONTEXTS:
+        yield f"paper/{context}", partial(rows, context, steps_of_paper(context))
+
+
+def rows(name: str, steps: Iterator[tuple[PlanSettings, Ints]]) -> Iterator[driver.Row]:
+    """Yield a row for each step, and their means: makespan / lower bound and idle time in percent, by means."""
+    found = list[driver.Row]()
+    for number, (settings, lengths) in enumerate(steps):
+        bound = lower_bound(lengths, settings)
+        row: driver.Row = {"of": name, "step": number, "bound_s": bound / NS}
+        for means, (plan, used) in plans(lengths, settings).items():
+            line = simulate(plan, used)
+            row[means] = line.makespan / bound
+            row[f"idle_%, {means}"] = round(100 * (1 - (line.compute + line.exposed) / line.makespan))
+        began = time.process_time()
+        plan = plan_step(lengths, settings)
+        row["plan_s"] = time.process_time() - began
+        found.append(row | {"cuts": plan.slices - plan.sequences, "largest_team": int(plan.team.max())})
+        yield found[-1]
+    figures = [key for key, value in found[0].items() if isinstance(value, float)]
+    yield {"mean of": name} | {key: sum(row[key] for row in found) / len(found) for key in figures}
 
 
 def plans(lengths: Ints, settings: PlanSettings) -> dict[str, tuple[StepPlan, PlanSettings]]:
@@ -84,4 +91,4 @@ def plans(lengths: Ints, settings: PlanSettings) -> dict[str, tuple[StepPlan, Pl
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(driver.main(__doc__, cases))

@@ -1,6 +1,6 @@
 """Speed and quality of the planners: planning time, balance, hops, and makespan / lower bound.
 
-    python benchmarks/planning.py [--json] [--sizes RANKS/SEQUENCES] [--seeds 8] [--mode lockstep]
+    python benchmarks/planning.py [PLANNER] [--sizes RANKS/SEQUENCES] [--seeds 8] [--mode lockstep] [--json]
 
 Terms are defined in docs/planner.md. Planning times include verification; they are processor times, medians of five
 runs after a warm-up.
@@ -9,11 +9,12 @@ runs after a warm-up.
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import driver
 from benchmarks.traces import TRACES, compute_only, draw, settings_of
 from engine.planner.adaptive.workload import lower_bound
 from engine.planner.make import PLANNERS, plan_step
@@ -34,33 +36,28 @@ LARGE = 4096  # from this many ranks on, the baselines are measured with one see
 FIRST = "from benchmarks.planning import *; measure('adaptive', 'github', 512, 4096, 0, 'free', 1)"
 
 
-def main() -> None:
-    """Measure all rows and print them."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", action="store_true")
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", default=",".join(SIZES))
-    parser.add_argument("--planners", default=",".join(PLANNERS))
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--mode", choices=("free", "lockstep"), default="free")
-    arguments = parser.parse_args()
-    rows = []
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[driver.Case]:
     for size in arguments.sizes.split(","):
         ranks, sequences = (int(number) for number in size.split("/"))
-        for planner in arguments.planners.split(","):
+        for planner in PLANNERS:
             for trace in TRACES:
                 seeds = 1 if ranks >= LARGE and planner != "adaptive" else arguments.seeds
-                rows.append(row(planner, trace, ranks, sequences, seeds, arguments.mode))
-                if not arguments.json:
-                    print(
-                        "  ".join(f"{key} {shown(value)}" for key, value in rows[-1].items() if key != "makespans_s"),
-                        flush=True,
-                    )
-    first, over = first_plan(), over_others(rows)
-    if arguments.json:
-        print(json.dumps({"rows": rows, "first_plan_s": first, "over_others": over}))
-    else:
-        print(f"first plan in a new process, with cached compiled code: {first:.2f} s")
-        print(f"makespan of adaptive / that of the best other planner, in the worst step: {shown(over)}")
+                yield f"{planner}/{trace}", partial(rows, planner, trace, ranks, sequences, seeds, arguments.mode)
+
+
+def rows(*of: Any) -> Iterator[driver.Row]:
+    yield row(*of)
+
+
+def summary(rows: list[driver.Row]) -> driver.Row:
+    """The processor time of the first plan in a new process, and how adaptive compares with the best of the others."""
+    return {"first_plan_s": first_plan(), "over_others": over_others(rows)}
 
 
 def row(planner: str, trace: str, ranks: int, sequences: int, seeds: int, mode: str) -> dict[str, Any]:
@@ -151,9 +148,5 @@ def geometric(values: Any) -> float:
     return float(np.exp(np.log(values).mean()))
 
 
-def shown(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(driver.main(__doc__, cases, options, summary))

@@ -20,6 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import driver
 from benchmarks.mixed import slowed
 from benchmarks.traces import TRACES, draw, settings_of
 from engine.planner.adaptive import adaptive, free, slots
@@ -30,24 +31,29 @@ from engine.planner.time.makespan import makespan
 from engine.units import Ints
 
 
-def main() -> None:
-    """Print one line per rule."""
-    parser = argparse.ArgumentParser()
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--mode", choices=("free", "lockstep"), default="free")
-    arguments = parser.parse_args()
-    ratios: dict[str, list[float]] = {}
-    for settings, lengths in cases(arguments.mode, arguments.seeds):
-        with_all = planned(settings, lengths)
-        for name, change in rules(arguments.mode).items():
-            with patch.object(*change):
-                ratios.setdefault(name, []).append(planned(settings, lengths) / with_all)
-    for name, found in ratios.items():
-        mean, most = np.exp(np.log(found).mean()), max(found)
-        print(f"{name}: {100 * (mean - 1):.3f} % on average, {100 * (most - 1):.1f} % at most, {len(found)} steps")
 
 
-def cases(mode: str, seeds: int) -> Iterator[tuple[PlanSettings, Ints]]:
+def cases(arguments: argparse.Namespace) -> Iterator[driver.Case]:
+    measured = list[tuple[PlanSettings, Ints, float]]()  # each step, and its makespan with all rules
+    for name, change in rules(arguments.mode).items():
+        yield name, partial(row, name, change, arguments, measured)
+
+
+def row(name: str, change: Any, arguments: argparse.Namespace, measured: list[Any]) -> Iterator[driver.Row]:
+    """Yield the gain of a rule, in percent. The first row plans all steps with all rules, for those after it, too."""
+    if not measured:
+        found = steps(arguments.mode, arguments.seeds)
+        measured += [(settings, lengths, planned(settings, lengths)) for settings, lengths in found]
+    with patch.object(*change):
+        ratios = [planned(settings, lengths) / with_all for settings, lengths, with_all in measured]
+    mean, most = float(np.exp(np.log(ratios).mean())), max(ratios)
+    yield {"rule": name, "mean_%": 100 * (mean - 1), "most_%": 100 * (most - 1), "steps": len(ratios)}
+
+
+def steps(mode: str, seeds: int) -> Iterator[tuple[PlanSettings, Ints]]:
     """Yield the settings and the sequence lengths of the steps to plan."""
     for ranks in (8, 64, 512):
         for trace in TRACES:
@@ -90,4 +96,4 @@ def planned(settings: PlanSettings, lengths: Ints) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(driver.main(__doc__, cases, options))

@@ -24,7 +24,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +34,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import driver
 from engine.config.load import load, read_resolved
 from engine.config.schema import Config
 from engine.cost.calibration import Calibration
@@ -59,13 +62,18 @@ OVERRIDES = ["recipe=quickstart", "model.hidden=64", "model.heads=4", "model.ffn
 LENGTHS = np.array([4000, 2500, 1500, 900, 600, *(24 + 7 * (number % 11) for number in range(120))])
 
 
-def main() -> None:
-    """Calibrate the machine, run the plans, and print the comparison."""
-    options = argparse.ArgumentParser()
-    options.add_argument("--ranks", type=int, default=2)
-    options.add_argument("--stage", type=int, default=1)
-    options.add_argument("--processor-time", action="store_true")
-    given = options.parse_args()
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--stage", type=int, default=1)
+    parser.add_argument("--processor-time", action="store_true")
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[driver.Case]:
+    yield "plans", partial(measure, arguments)
+
+
+def measure(given: argparse.Namespace) -> Iterator[driver.Row]:
+    """Calibrate the machine, run the plans, and yield the comparison."""
     keys = [*OVERRIDES, f"zero.stage={given.stage}", f"cluster.ranks_per_node={given.ranks}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +91,7 @@ def main() -> None:
             calibration = root / "calibration-repeated.json"
             fit_calibration(root / "run", keys).write(calibration)
             settings = PlanSettings.of(load([*keys, f"cluster.calibration={calibration}"])).without_offload()
-        report(made, settings, steps)
+        yield from report(made, settings, steps)
 
 
 class Job(NamedTuple):
@@ -335,13 +343,17 @@ def simulated_s(plan: StepPlan, settings: PlanSettings) -> float:
     return settings.costs.seconds(simulate(plan, settings).makespan + settings.costs.step)
 
 
-def report(made: dict[str, StepPlan], settings: PlanSettings, measured: dict[str, float]) -> None:
-    """Print a line per plan, and the errors of the simulator and of both trivial predictors."""
+def report(made: dict[str, StepPlan], settings: PlanSettings, measured: dict[str, float]) -> Iterator[driver.Row]:
+    """Yield a row for each plan, then the errors of the simulator and of both trivial predictors."""
     real = np.array([measured[name] for name in made])
     simulated = np.array([simulated_s(plan, settings) for plan in made.values()])
-    for name, was, said in zip(made, real, simulated, strict=True):
-        print(f"{name}: measured {was:.3f} s, simulated {said:.3f} s ({said / was - 1:+.1%})")
-    print(f"spread of step times: {real.max() / real.min():.2f}x")
+    for name, was, expected in zip(made, real, simulated, strict=True):
+        yield {
+            "plan": name,
+            "measured_s": float(was),
+            "simulated_s": float(expected),
+            "error_%": float(100 * (expected / was - 1)),
+        }
     rates = settings.costs.rates
     loaded = [
         [largest(plan, shards) for shards in (loads.shard_tokens(plan), loads.shard_pairs(plan, rates))]
@@ -351,8 +363,9 @@ def report(made: dict[str, StepPlan], settings: PlanSettings, measured: dict[str
     for name, guess in (("simulator", simulated), ("largest tokens", tokens), ("largest sum of s^2", squares)):
         if name != "simulator":
             guess = guess * float(np.median(real / guess))  # scaled to fit best
-        error = np.abs(guess / real - 1)
-        print(f"{name}: median error {np.median(error):.1%}, rank correlation {correlation(guess, real):.3f}")
+        error = 100 * float(np.median(np.abs(guess / real - 1)))
+        figures = {"median_error_%": error, "rank_correlation": correlation(guess, real)}
+        yield {"predictor": name, **figures, "slowest_over_fastest": float(real.max() / real.min())}
 
 
 def largest(plan: StepPlan, shards: Ints | Floats) -> int:
@@ -370,4 +383,4 @@ if __name__ == "__main__":
         sys.exit(rank(Path(sys.argv[2])))
     if sys.argv[1:2] == ["calibrate"]:
         sys.exit(calibrate_rank(Path(sys.argv[2])))
-    main()
+    sys.exit(driver.main(__doc__, cases, options))

@@ -19,12 +19,14 @@ import subprocess
 import sys
 import time
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import driver
 from engine.data.tokenizers.load import open_tokenizer
 from engine.data.tokenizers.tiktoken import LLAMA3_PATTERN
 from tests.data.tokenizers.real_files import python_texts, real_file
@@ -77,29 +79,25 @@ def encoding(pattern: str, ranks: dict[bytes, int]) -> tuple[Encode, Encode]:
 BARE = {"huggingface": huggingface, "sentencepiece": sentencepiece, "llama3": llama3, "tekken": tekken}
 
 
-def main() -> None:
-    """Print a row for each tokenizer."""
-    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}  # read when a library is first used
-    parser = argparse.ArgumentParser()
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--files", type=int, default=0, help="use so many files, 0 for all")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--long", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.long:
-        print(json.dumps(long_document(arguments.long)))
-        return
-    texts = python_texts(arguments.files or None)
-    print(f"{len(texts)} files, {sum(len(text.encode()) for text in texts) / 1e6:.1f} MB")
-    print(
-        "| tokenizer | files with equal ids | usual, MB/s | fastest | ours | ours / fastest | long document, s | MB |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[driver.Case]:
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}  # read when a library is first used
     for name in BARE:
-        equal, (usual, fastest, ours) = compare(name, texts, arguments.rounds)
-        command = [sys.executable, __file__, "--long", name]
-        seconds, megabytes = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-        rates = f"{usual:.2f} | {fastest:.2f} | {ours:.2f} | {ours / fastest:.3f}"
-        print(f"| {name} | {equal} of {len(texts)} | {rates} | {seconds:.1f} | {megabytes:.0f} |", flush=True)
+        yield name, partial(row, name, arguments.files or None, arguments.rounds)
+
+
+def row(name: str, files: int | None, rounds: int) -> Iterator[driver.Row]:
+    """Yield the row of a tokenizer: speeds in MB/s, and seconds and MB of a document of 2M tokens."""
+    texts = python_texts(files)
+    equal, (usual, fastest, ours) = compare(name, texts, rounds)
+    command = [sys.executable, __file__, "--long", name]
+    seconds, megabytes = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    speeds = {"usual": usual, "fastest": fastest, "ours": ours, "ours_over_fastest": ours / fastest}
+    yield {"tokenizer": name, "files": len(texts), "equal": equal, **speeds, "long_s": seconds, "long_mb": megabytes}
 
 
 def compare(name: str, texts: list[str], rounds: int) -> tuple[int, list[float]]:
@@ -157,4 +155,7 @@ def real(name: str) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--long"]:
+        print(json.dumps(long_document(sys.argv[2])))
+    else:
+        sys.exit(driver.main(__doc__, cases, options))

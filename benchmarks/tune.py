@@ -1,25 +1,29 @@
 """Measures `bytescale tune` on three clusters, three models and three contexts: its time, and the step times it finds.
 
-Run `python benchmarks/tune.py [NODES/MODEL/CONTEXT ...]`, for example `128/llama70b/2M`, when the planner is already
-compiled, as after installation. Each cell is a new process.
+`python benchmarks/tune.py search[/GPUS[/MODEL[/CONTEXT]]]`, for example `search/1024/llama70b/2M`, when the planner is
+already compiled, as after installation. Each cell is a new process.
 
-`python benchmarks/tune.py --static [RECIPE ...]` compares each packaged recipe, or the given ones, with what the search
-finds on its own cluster for its lengths, and with static at its best settings. A search ends when it is complete, or
-begins no simulation after `SECONDS` of processor time; the row then says how many settings were left. The command exits
-with 1 if a recipe is more than 2 % slower than what is found. That does not hold for `APART`.
+`python benchmarks/tune.py static[/RECIPE]` compares each packaged recipe with what the search finds on its own cluster
+for its lengths, and with static at its best settings. A search ends when it is complete, or begins no simulation after
+`SECONDS` of processor time; the row then says how many settings were left. A recipe that is more than 2 % slower than
+what is found misses its target, but for those in `APART`.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import driver
 from engine.config import tree
 from engine.config.load import load
 from engine.data.lengths import step_lengths
@@ -34,50 +38,50 @@ CLOSE = 1.02  # a recipe's step time / the best that is found, at most
 APART = ("quickstart", "h200-1b-8k", "-paper")  # shows rings on two ranks; was measured as it is; have the paper's mesh
 
 
-def main() -> None:
-    """Print a row for each cell."""
-    cells = [text.split("/") for text in sys.argv[1:]] or product(map(str, NODES), MODELS, CONTEXTS)
-    print("| GPUs | model | context | tune, s | simulated | recipe, s a step | best, s a step | best |")
-    print("|---|---|---|---|---|---|---|---|")
-    for nodes, model, context in cells:
-        print(row(nodes, model, context), flush=True)
+def cases(arguments: argparse.Namespace) -> Iterator[driver.Case]:
+    for nodes, model, context in product(NODES, MODELS, CONTEXTS):
+        yield f"search/{8 * nodes}/{model}/{context}", partial(cell, nodes, model, context)
+    for recipe in tree.recipes():
+        yield f"static/{recipe}", partial(beside_static, recipe)
 
 
-def row(nodes: str, model: str, context: str) -> str:
+def cell(nodes: int, model: str, context: str) -> Iterator[driver.Row]:
     """Tune the recipe of the model for the cluster and the context."""
     # There is no recipe of 8K: that of 256K with shorter sequences.
     recipe = [f"recipe={model}-{context.lower()}"] if context != "8K" else [f"recipe={model}-256k", "context=8K"]
     command = [sys.executable, "-m", "bytescale_cli", "tune", *recipe, f"cluster.nodes={nodes}", "--json"]
     began = time.perf_counter()
     done = subprocess.run(command, capture_output=True, check=False, text=True)
-    seconds = time.perf_counter() - began
-    place = f"| {8 * int(nodes):,} | {model} | {context} | {seconds:.1f}"
-    if done.returncode:
-        return f"{place} | | | | {json.loads(done.stdout)['error']['message']} |"
-    found = json.loads(done.stdout)["tune"]
-    own, best = found["recipe_step_s"], found["best"][0]
-    shipped = f"{own:.3f}" if own else "does not fit"
-    return f"{place} | {found['simulated']} | {shipped} | {best['step_s']:.3f} | {best['set']} |"
+    row: driver.Row = {"gpus": 8 * nodes, "model": model, "context": context, "tune_s": time.perf_counter() - began}
+    answer = json.loads(done.stdout)
+    found = answer["tune"] if done.returncode == 0 else {"simulated": None, "recipe_step_s": None, "best": [{}]}
+    best = found["best"][0]
+    row |= {"simulated": found["simulated"], "recipe_s": found["recipe_step_s"], "best_s": best.get("step_s")}
+    yield row | {"best": best.get("set", answer.get("error", {}).get("message"))}
 
 
-def recipes(names: list[str]) -> bool:
-    """Print a row for each recipe; returns whether all are as fast as what the search finds, within `CLOSE`."""
-    print("| recipe | s a step | best found | ratio | search | best | static | static, tuned | over static, tuned |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    close, clock = True, time.process_time
-    for name in names or tree.recipes():
-        config = load([f"recipe={name}"])
-        steps = list(step_lengths(config, 1))
-        ours = search(config, steps, clock() + SECONDS, shown=1, clock=clock)
-        static = tuned_static(config, steps, clock() + SECONDS, with_own=True, clock=clock)
-        if ours.own is None or static.own is None:
-            raise ValueError(f"{name} does not fit")
-        own, (best,), (mesh,) = ours.own.step_s, ours.best(), static.best()
-        close = close and (own <= CLOSE * best.step_s or name.endswith(APART))
-        figures = f"{own:.3f} | {best.step_s:.3f} | {own / best.step_s:.3f} | {_state(ours)}"
-        figures += f" | {as_overrides(best.candidate.changes)} | {static.own.step_s:.3f}"
-        print(f"| {name} | {figures} | {mesh.step_s:.3f}, {_state(static)} | {mesh.step_s / own:.2f} |", flush=True)
-    return close
+def beside_static(name: str) -> Iterator[driver.Row]:
+    """Compare a recipe with what the search finds, and with static at its best."""
+    clock, config = time.process_time, load([f"recipe={name}"])
+    steps = list(step_lengths(config, 1))
+    ours = search(config, steps, clock() + SECONDS, shown=1, clock=clock)
+    static = tuned_static(config, steps, clock() + SECONDS, with_own=True, clock=clock)
+    if ours.own is None or static.own is None:
+        raise ValueError(f"{name} does not fit")
+    own, (best,), (mesh,) = ours.own.step_s, ours.best(), static.best()
+    yield {
+        "recipe": name,
+        "step_s": own,
+        "best_s": best.step_s,
+        "ratio": own / best.step_s,
+        "search": _state(ours),
+        "best": str(as_overrides(best.candidate.changes)),
+        "static_s": static.own.step_s,
+        "static_tuned_s": mesh.step_s,
+        "search_static": _state(static),
+        "over_static_tuned": mesh.step_s / own,
+        "holds": own <= CLOSE * best.step_s or name.endswith(APART),
+    }
 
 
 def _state(found: Search) -> str:
@@ -85,6 +89,4 @@ def _state(found: Search) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--static"]:
-        sys.exit(not recipes(sys.argv[2:]))
-    main()
+    sys.exit(driver.main(__doc__, cases))

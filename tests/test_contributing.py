@@ -52,3 +52,15 @@ def test_targets_that_contributors_are_told_exist(target: str) -> None:
 def test_places_that_contributors_are_told_exist(path: str) -> None:
     if path != "engine/a/b.py" and not path.startswith("tests/a/"):
         assert (ROOT / path).exists()
+
+
+def test_benchmarks_that_docs_name_exist() -> None:
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").rglob("*.md"),
+        ROOT / "benchmarks/RESULTS.md",
+    ]
+    named = {name for page in pages for name in re.findall(r"benchmarks/[\w/]+\.py", page.read_text())}
+    assert len(named) >= 15
+    assert {name for name in named if not (ROOT / name).exists()} == set()

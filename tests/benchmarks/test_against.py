@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import against
+from tests.benchmarks.rows import measured
 
 
 def test_a_worktree_is_of_the_commit_and_goes_away(tmp_path: Path) -> None:
@@ -53,17 +52,14 @@ def test_rows_of_planning_are_means_over_seeds_of_the_least_times() -> None:
     assert (row["balance_now"], row["over_bound_then"], row["makespan_s_now"]) == (0.9, 1.1, 2.0)
 
 
-def test_a_checkout_beside_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkout_beside_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def here(commit: str) -> Iterator[Path]:
         assert commit == "HEAD"
         yield Path(against.__file__).parent.parent
 
-    words = ["against.py", "HEAD", "--only", "planning,help", "--sizes", "8/16", "--turns", "1", "--json"]
-    monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(against, "checkout", here)
-    against.main()
-    *plans, help_ = json.loads(capsys.readouterr().out)
+    *plans, help_ = measured(against, "HEAD", "planning", "help", "--sizes", "8/16", "--turns", "1")["rows"]
     assert [plan["measure"] for plan in plans] == [f"planning 8/16 {of}, ms" for of in ("lognormal", "github", "byted")]
     for row in (*plans, help_):
         assert row["then"] > 0 and row["now"] > 0 and row["ratio"] == row["now"] / row["then"]

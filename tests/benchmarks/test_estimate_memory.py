@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.estimate_memory import RUNS, Published, main, predicted
+from benchmarks import estimate_memory
+from benchmarks.estimate_memory import RUNS, Published, predicted
+from tests.benchmarks.rows import measured
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: str(run.name))
@@ -20,6 +22,5 @@ def test_the_peak_on_an_h200_is_what_its_authors_saw() -> None:
     assert 0.95 * 126.8 <= found.peak / 2**30 <= 1.05 * 136.15
 
 
-def test_it_prints_a_row_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    main()
-    assert capsys.readouterr().out.count("\n") == 2 + len(RUNS)
+def test_it_has_a_row_a_run() -> None:
+    assert [row["run"] for row in measured(estimate_memory)["rows"]] == [run.name for run in RUNS]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from benchmarks import hdp_vs_static as bench
 from engine.config.load import load
 from engine.data.overview import Corpora
+from tests.benchmarks.rows import measured
 
 K = 1024
 
@@ -37,16 +37,12 @@ def test_what_needs_no_ring_is_by_tokens(cells: list[bench.Cell]) -> None:
     assert bench.needs_no_ring(of_8k, 1) == pytest.approx(8 / 24, abs=0.03)
 
 
-def test_the_best_round_of_each_is_compared(
-    cells: list[bench.Cell], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_best_round_of_each_is_compared(cells: list[bench.Cell], monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = {"static-0": 100.0, "static-1": 80.0, "balanced-0": 90.0, "balanced-1": 150.0}
     monkeypatch.setattr(bench, "tokens_per_s", lambda cell, planner, steps, out: speeds[out.name[-len(planner) - 2 :]])
     monkeypatch.setattr(bench, "needs_no_ring", lambda cell, steps: 0.25)
     monkeypatch.setattr(bench, "cells", lambda folder: cells[:1])
-    monkeypatch.setattr(sys, "argv", ["hdp_vs_static.py", "--json"])
-    bench.main()
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    (row,) = measured(bench, "8192/standard")["rows"]
     assert (row["static_tokens_per_s"], row["balanced_tokens_per_s"], row["ratio"]) == (100, 150, 1.5)
     assert row["no_ring_share"] == 0.25
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from itertools import combinations, permutations, product
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks import optimum
+from tests.benchmarks.rows import measured
 
 
 def by_hand(times: NDArray[np.float64], floors: list[int], ranks: int) -> float:
@@ -38,11 +38,8 @@ def test_ours_is_near_the_optimum() -> None:
     assert 0.95 < optimum.ratio(3, 4, seed=0) < 1.1
 
 
-def test_a_line_a_size_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimum, "ratio", lambda ranks, sequences, seed: 1.0 + seed / 10)
-    monkeypatch.setattr(sys, "argv", ["optimum.py", "--instances", "3", "--large", "1"])
-    optimum.main()
-    assert capsys.readouterr().out.splitlines() == [
-        "3 ranks x 5 sequences, 3 instances: mean 1.1000, worst 1.2000, best 1.0000",
-        "4 ranks x 6 sequences, 1 instances: mean 1.0000, worst 1.0000, best 1.0000",
-    ]
+    small, large = measured(optimum, "--instances", "3", "--large", "1")["rows"]
+    assert (small["mean"], small["worst"], small["best"]) == (pytest.approx(1.1), pytest.approx(1.2), 1.0)
+    assert (large["ranks"], large["sequences"], large["instances"], large["worst"]) == (4, 6, 1, 1.0)

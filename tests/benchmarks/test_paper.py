@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import paper
+from tests.benchmarks.rows import measured
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +30,18 @@ def test_the_assumed_rates_are_taken() -> None:
     assert rates.pair_b == pytest.approx(paper.ASSUMED["attention_backward"] * rates.pair_f)
 
 
-def test_the_case_study_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    paper.case()
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in lines] == list(paper.PLANNERS)
-    assert [line.rpartition(" ")[2] for line in lines] == ["520", "272", "157", "-"]
+def test_the_case_study_has_a_row_a_planner() -> None:
+    found = measured(paper, "case")
+    assert [(row["planner"], row["paper_s"]) for row in found["rows"]] == [
+        ("static", 520),
+        ("naive", 272),
+        ("balanced", 157),
+        ("adaptive", None),
+    ]
+    assert found["summary"] == {}, "only of the table"
+
+
+def test_figures_of_7b_within_30_percent_are_counted() -> None:
+    row = {"model": "llama7b", "naive_off_%": -31.0, "balanced_off_%": 29.0}
+    others = [{"model": "llama70b", "naive_off_%": 0.0, "balanced_off_%": 0.0}, {"model": "llama7b", "gain": 1.0}]
+    assert paper.summary([row, *others]) == {"7B within 30 %": "1 of 2"}

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import numpy as np
@@ -11,6 +9,7 @@ from benchmarks import planning
 from benchmarks.traces import compute_only, draw, settings_of
 from engine.planner.make import PLANNERS
 from engine.planner.plan.emit import emit
+from tests.benchmarks.rows import measured
 
 
 def test_a_row_holds_what_was_measured() -> None:
@@ -25,18 +24,13 @@ def test_slots_are_over_the_least_number() -> None:
     assert planning.row("adaptive", "lognormal", 8, 32, 1, "lockstep")["slots"] >= 1
 
 
-def test_all_planners_and_traces_are_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_planners_and_traces_have_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "first_plan", lambda: 0.5)
-    monkeypatch.setattr(sys, "argv", ["planning.py", "--json", "--sizes", "8/32", "--seeds", "1"])
-    planning.main()
-    found = json.loads(capsys.readouterr().out)
+    found = measured(planning, "--sizes", "8/32", "--seeds", "1")
     assert [(row["planner"], row["trace"]) for row in found["rows"]] == [
         (planner, trace) for planner in PLANNERS for trace in planning.TRACES
     ]
-    assert found["first_plan_s"] == 0.5
-    assert found["over_others"] == planning.over_others(found["rows"])
+    assert found["summary"] == {"first_plan_s": 0.5, "over_others": planning.over_others(found["rows"])}
 
 
 def cell(planner: str, trace: str, *makespans: float) -> dict[str, Any]:
@@ -63,6 +57,5 @@ def test_hops_by_hand() -> None:
     assert planning.hops(more_plan, settings) == pytest.approx(3 / 2)
 
 
-def test_means_and_cells() -> None:
+def test_means() -> None:
     assert planning.geometric(np.array([1.0, 4.0])) == 2.0
-    assert (planning.shown(1.23456), planning.shown("a"), planning.shown(7)) == ("1.2346", "a", "7")

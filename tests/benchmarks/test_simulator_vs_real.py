@@ -30,15 +30,12 @@ def test_ten_plans_of_one_batch_good_and_bad(made: dict[str, StepPlan], settings
     assert times[0] == min(times) and max(times) > 1.5 * min(times)
 
 
-def test_a_simulator_that_is_right_has_no_error(
-    made: dict[str, StepPlan], settings: PlanSettings, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_simulator_that_is_right_has_no_error(made: dict[str, StepPlan], settings: PlanSettings) -> None:
     measured = {name: real.simulated_s(plan, settings) for name, plan in made.items()}
-    real.report(made, settings, measured)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-3] == "simulator: median error 0.0%, rank correlation 1.000"
-    assert all("(+0.0%)" in line for line in lines[:10])
-    assert lines[-2].startswith("largest tokens: median error") and lines[-1].startswith("largest sum of s^2: median")
+    *plans, simulator, tokens, squares = real.report(made, settings, measured)
+    assert [row["plan"] for row in plans] == list(made) and all(row["error_%"] == 0 for row in plans)
+    assert (simulator["median_error_%"], simulator["rank_correlation"]) == (0, pytest.approx(1))
+    assert (tokens["predictor"], squares["predictor"]) == ("largest tokens", "largest sum of s^2")
 
 
 def test_the_largest_rank(made: dict[str, StepPlan]) -> None:

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from benchmarks import paper, pipelines
+from tests.benchmarks.rows import measured
+
+MEANS = ("1F1B", "own order", "slices", "slices in teams", "several rounds a call")
+
+
+def test_each_means_makes_a_step_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step of the paper's 70B row, and its mean."""
+    monkeypatch.setitem(paper.ASSUMED, "steps", 1)
+    step, mean = measured(pipelines, "paper/1M")["rows"]
+    assert all(1 <= later <= 1.02 * earlier for earlier, later in pairwise(step[means] for means in MEANS))
+    assert step["several rounds a call"] < 0.8 * step["1F1B"] and step["cuts"] > 0
+    assert mean == {"mean of": "1M"} | {key: pytest.approx(step[key]) for key in mean if key != "mean of"}
