@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import estimate_memory
+from benchmarks import driver, estimate_memory
 from benchmarks.estimate_memory import RUNS, Published, predicted
 from tests.benchmarks.rows import measured
 
@@ -24,3 +24,12 @@ def test_the_peak_on_an_h200_is_what_its_authors_saw() -> None:
 
 def test_it_has_a_row_a_run() -> None:
     assert [row["run"] for row in measured(estimate_memory)["rows"]] == [run.name for run in RUNS]
+
+
+@pytest.mark.parametrize("page", ["docs/memory.md", "benchmarks/RESULTS.md"])
+def test_the_tables_in_the_documentation_are_what_it_prints(page: str) -> None:
+    lines = (driver.ROOT / page).read_text().splitlines()
+    for row in measured(estimate_memory)["rows"]:
+        (found,) = [line for line in lines if line.startswith(f"| {row['run']} | {row['published_context']:,} |")]
+        figures = (f"{row['peak_gib']}", f"{row['host_per_rank_gib']} GiB", f"{row['longest_context']:,}")
+        assert all(f"| {figure} " in found for figure in figures), row
