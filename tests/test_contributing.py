@@ -46,21 +46,11 @@ def test_targets_that_contributors_are_told_exist(target: str) -> None:
     assert target in TARGETS
 
 
-@pytest.mark.parametrize(
-    "path", sorted(set(re.findall(r"`((?:engine|recipes|tests|docs|bytescale_cli)/[^`]*)`", CONTRIBUTING)))
-)
-def test_places_that_contributors_are_told_exist(path: str) -> None:
-    if path != "engine/a/b.py" and not path.startswith("tests/a/"):
-        assert (ROOT / path).exists()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/RESULTS.md", *(ROOT / "docs").rglob("*.md")]
+PLACES = r"`((?:engine|recipes|tests|docs|bytescale_cli)/[\w./-]*)`|(benchmarks/[\w/]+\.py)"
 
 
-def test_benchmarks_that_docs_name_exist() -> None:
-    pages = [
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        *(ROOT / "docs").rglob("*.md"),
-        ROOT / "benchmarks/RESULTS.md",
-    ]
-    named = {name for page in pages for name in re.findall(r"benchmarks/[\w/]+\.py", page.read_text())}
-    assert len(named) >= 15
-    assert {name for name in named if not (ROOT / name).exists()} == set()
+def test_places_that_pages_name_exist() -> None:
+    named = {(page.name, *found) for page in PAGES for found in re.findall(PLACES, page.read_text())}
+    assert len(named) >= 100
+    assert {(page, file or script) for page, file, script in named if not (ROOT / (file or script)).exists()} == set()

@@ -1,0 +1,18 @@
+"""Each benchmark that no test of its own runs as a command line, at a small size."""
+
+from __future__ import annotations
+
+from benchmarks import loss, mixed
+from tests.benchmarks.rows import measured
+
+
+def test_the_loss() -> None:
+    plain, chunks = measured(loss, "plain", "chunks", "--tokens", "64", "--vocab", "500", "--hidden", "8")["rows"]
+    assert (plain["peak_over_first"], plain["difference_loss"]) == (1, 0)
+    assert chunks["difference_weight"] < 1e-5
+
+
+def test_a_mixed_cluster() -> None:
+    (row,) = measured(mixed, "64/github", "--seeds", "1")["rows"]
+    assert row["over_bound"] == row["worst"] >= 1 - 1e-4, "of one seed"
+    assert row["over_bound"] < row["blind"]
