@@ -16,10 +16,9 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
 from engine.data.steps import SequenceTable
-from engine.models.build import Transformer, build_model, end_step
+from engine.models.build import build_model
 from engine.models.common.norm import norm_weights
-from engine.models.llama.model import Llama
-from engine.models.mixtral.model import Mixtral
+from engine.models.decoder import Decoder
 from engine.models.parallelize import parallelize
 from engine.offload.offload import Offload
 from engine.planner.make import plan_step
@@ -96,9 +95,9 @@ def draw(model: nn.Module) -> None:
                 parameter.copy_(torch.empty(parameter.shape).normal_(0, 0.02, generator=generator))
 
 
-def llama(settings: Config, dtype: torch.dtype) -> Llama:
+def llama(settings: Config, dtype: torch.dtype) -> Decoder:
     """An initialised model with large weights, prepared for rings and recompute."""
-    model = Llama(settings.model)
+    model = Decoder(settings.model)
     parallelize(model, settings, torch.device("cpu"))
     draw(model)
     for parameter in model.parameters():
@@ -106,10 +105,9 @@ def llama(settings: Config, dtype: torch.dtype) -> Llama:
     return model.to(dtype)
 
 
-def mixtral(settings: Config) -> Mixtral:
+def mixtral(settings: Config) -> Decoder:
     """A model in float64 whose experts have unequal loads, with biases that change choices."""
     model = build_model(settings)
-    assert isinstance(model, Mixtral)
     draw(model)
     for parameter in model.parameters():
         scale_up(parameter)
@@ -119,7 +117,7 @@ def mixtral(settings: Config) -> Mixtral:
     return model.double()
 
 
-def model_of(settings: Config, offload: Offload | None = None) -> Transformer:
+def model_of(settings: Config, offload: Offload | None = None) -> Decoder:
     """The model of a config with large weights; with ZeRO-3 this rank holds its partition of them."""
     with sharded(settings):
         model = build_model(settings)
@@ -158,7 +156,7 @@ def deepspeed_run(settings: Config, batches: list[Batch], lr: float) -> dict[str
 
 
 def steps_alone(
-    model: Transformer, settings: Config, batches: list[Batch], lr: float
+    model: Decoder, settings: Config, batches: list[Batch], lr: float
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Train some steps of a model in float64 with plain PyTorch, one sequence at a time, with the model's own loss.
 
@@ -177,5 +175,5 @@ def steps_alone(
         limit = settings.optimizer.clip_norm or float("inf")
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
         optimizer.step()
-        end_step(model, lambda values: values, int(table.loss_tokens.sum()))
+        model.end_step(lambda values: values, int(table.loss_tokens.sum()))
     return {name: parameter.detach() - before[name] for name, parameter in model.named_parameters()}, norms

@@ -17,9 +17,12 @@ from engine.close import error
 from engine.cluster.mesh import Mesh, Place
 from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
-from engine.models.build import Transformer, build_model, end_step
+from engine.family.families import family_of, parameters_of
+from engine.family.parameters import Parameter
+from engine.models.build import build_model
+from engine.models.decoder import Decoder
 from engine.models.parallelize import parallelize
-from engine.models.split import is_of_experts, slice_of
+from engine.models.split import slice_of
 from engine.parallel.axes import Axes
 from engine.parallel.expert import ExpertParallel
 from engine.parallel.pipeline import Pipeline
@@ -67,12 +70,12 @@ def settings_of(case: Case, world: int, capacity: int = CAPACITY) -> Config:
 
 
 Groups = dict[tuple[int, ...], dist.ProcessGroup]  # by members, made once for all meshes
-Built = tuple[Transformer, RankContext, Axes]
+Built = tuple[Decoder, RankContext, Axes]
 
 
-def whole_of(settings: Config, dtype: torch.dtype) -> Transformer:
+def whole_of(settings: Config, dtype: torch.dtype) -> Decoder:
     """The whole model: that of `llama`, or with experts that of `mixtral`."""
-    return llama(settings, dtype) if settings.model.experts == 1 else mixtral(settings).to(dtype)
+    return mixtral(settings).to(dtype) if family_of(settings.model).experts else llama(settings, dtype)
 
 
 def build(settings: Config, dtype: torch.dtype, made: Groups) -> Built:
@@ -97,11 +100,12 @@ def build(settings: Config, dtype: torch.dtype, made: Groups) -> Built:
     tensor = TensorParallel(axes.tp, settings.model.vocab) if mesh.tp > 1 else None
     offload = make_offload(settings, CPU, 1 << 30, part)
     parallelize(model, settings, CPU, offload, tensor, ExpertParallel(axes.ep) if axes.ep else None)
+    table = parameters_of(settings.model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             source = whole["embedding.weight" if settings.model.tied and name == "head.weight" else name]
             with gathered(parameter):
-                parameter.copy_(own_slice(name, source, mesh, axes.place))
+                parameter.copy_(own_slice(table[name], source, mesh, axes.place))
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
     width = settings.model.hidden
@@ -115,11 +119,11 @@ def build(settings: Config, dtype: torch.dtype, made: Groups) -> Built:
     return model, RankContext(axes.place.hdp, CPU, RingComm(axes.hdp), kernel, offload, pipeline), axes
 
 
-def own_slice(name: str, whole: Tensor, mesh: Mesh, place: Place) -> Tensor:
+def own_slice(parameter: Parameter, whole: Tensor, mesh: Mesh, place: Place) -> Tensor:
     """What the device at a place stores of a parameter."""
-    if mesh.ep > 1 and is_of_experts(name):
+    if mesh.ep > 1 and parameter.stacked:
         return whole.chunk(mesh.ep)[place.hdp % mesh.ep]
-    return slice_of(name, whole, mesh.tp, place.tp)
+    return slice_of(parameter, whole, mesh.tp, place.tp)
 
 
 def gradients_of(case: Case, made: Groups) -> dict[str, Any]:
@@ -135,7 +139,7 @@ def gradients_of(case: Case, made: Groups) -> dict[str, Any]:
     losses = {"loss": loss.item()}
     if case.get("validates"):
         losses["evaluated"] = evaluate(plan, model, partial(rank_inputs, reader, table), context).item()
-    told = end_step(model, partial(total_over, axes), int(table.loss_tokens.sum()))
+    told = model.end_step(partial(total_over, axes), int(table.loss_tokens.sum()))
     return {
         "losses": losses,
         "told": told,
@@ -182,14 +186,15 @@ def alone(hdp: int, tied: bool, balance: str | None) -> Alone:
             evaluated += model.eval()(tokens[:-1], torch.arange(length), tokens[1:]).item()
         model.train()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    told = end_step(model, lambda values: values, int(table.loss_tokens.sum()))
+    told = model.end_step(lambda values: values, int(table.loss_tokens.sum()))
     return Alone(loss, evaluated, told, gradients, dict(model.named_buffers()))
 
 
 def compare(case: Case, found: list[dict[str, Any]]) -> float:
     """Compare the gradients of all ranks, those of `gradients_of`, with those of one process. Returns the largest
     error."""
-    mesh = Mesh.of(len(found), settings_of(case, len(found)).parallel)
+    settings = settings_of(case, len(found))
+    mesh, table = Mesh.of(len(found), settings.parallel), parameters_of(settings.model)
     expected, worst = alone(mesh.hdp, case["tied"], case.get("balance")), 0.0
     ranks = mesh.devices()  # [pp, hdp, tp]
     losses = {"loss": expected.loss} | ({"evaluated": expected.evaluated} if case.get("validates") else {})
@@ -209,7 +214,7 @@ def compare(case: Case, found: list[dict[str, Any]]) -> float:
             totals["embedding.weight"] = totals["embedding.weight"] + totals.pop("head.weight")
         assert set(totals) == set(expected.gradients), case
         for name, value in totals.items():
-            worst = max(worst, error(value, slice_of(name, expected.gradients[name], mesh.tp, tp)))
+            worst = max(worst, error(value, slice_of(table[name], expected.gradients[name], mesh.tp, tp)))
             assert worst < 1e-10, f"{case}, {name}"
     return worst
 
@@ -280,6 +285,6 @@ def through_deepspeed(mesh: tuple[int, ...], variant: Variant, made: Groups) -> 
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
         run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
         norms.append(engine.step(LR))
-        end_step(model, partial(total_over, axes), int(table.loss_tokens.sum()))
+        model.end_step(partial(total_over, axes), int(table.loss_tokens.sum()))
     after = {name: safe_get_full_fp32_param(p).clone() for name, p in engine.module.named_parameters()}
     return {"norms": norms, "before": before, "after": after}

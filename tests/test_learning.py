@@ -20,7 +20,7 @@ from engine.data.tokenizers.bytes import VOCAB
 from engine.models.common.attention import LocalAttention
 from engine.models.common.initialise import initialise
 from engine.models.common.loss import token_loss
-from engine.models.llama.model import Llama
+from engine.models.decoder import Decoder
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.schedule import learning_rate
 
@@ -40,7 +40,7 @@ def pairs(reader: Reader, table: SequenceTable) -> Tensor:
     return torch.from_numpy(counts.reshape(VOCAB, VOCAB))
 
 
-def muted_loss(model: Llama, counts: Tensor) -> Tensor:
+def muted_loss(model: Decoder, counts: Tensor) -> Tensor:
     """Compute the mean loss of a step for a model without attention."""
     positions = torch.zeros(VOCAB, dtype=torch.long)
     logits = model(torch.arange(VOCAB), positions, attention=Muted(positions))
@@ -48,7 +48,7 @@ def muted_loss(model: Llama, counts: Tensor) -> Tensor:
 
 
 def test_pairs_are_all_that_a_model_without_attention_sees() -> None:
-    model = Llama(load(["recipe=quickstart"]).model)
+    model = Decoder(load(["recipe=quickstart"]).model)
     initialise(model, 1)
     tokens = torch.randint(0, VOCAB, (300,), generator=torch.Generator().manual_seed(0))
     counts = torch.zeros(VOCAB, VOCAB)
@@ -64,7 +64,7 @@ def test_the_quickstart_without_attention_stays_above_the_bigram_entropy() -> No
     corpora, cursor = Corpora(config), Cursor()
     corpora.pack_first(cursor, print)
     reader = Reader(corpora.sources, VOCAB)
-    model = Llama(config.model)
+    model = Decoder(config.model)
     initialise(model, config.run.seed)
     optimizer = build_optimizer(model, config.optimizer)
     for step in range(1, config.run.steps + 1):

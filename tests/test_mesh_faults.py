@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import engine.models.mixtral.model as mixtral_module
+import engine.models.decoder as mixtral_module
 import engine.parallel.tensor as tensor_module
 import engine.trainer.step as step_module
 import engine.zero.engine as engine_module
 from engine.models.common.attention import Shards
-from engine.models.mixtral.balance import expert_counts, z_loss
-from engine.models.mixtral.experts import LocalRoute, Routed
+from engine.models.experts.balance import expert_counts, z_loss
+from engine.models.experts.layer import LocalRoute, Routed
 from engine.parallel.axes import Axes
 from engine.parallel.pipeline import with_gradient
 from engine.parallel.tensor import TensorParallel, TensorRoute

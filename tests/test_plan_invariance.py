@@ -20,7 +20,7 @@ from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
 from engine.data.steps import SequenceTable
 from engine.models.common.loss import token_loss
-from engine.models.llama.model import Llama
+from engine.models.decoder import Decoder
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.trainer.optimizer import build_optimizer
@@ -41,7 +41,7 @@ LR, STEPS = 2.0, 2  # with momentum the second step depends on the first
 pytestmark = pytest.mark.world
 
 
-def reference_loss(model: Llama, table: SequenceTable, reader: FakeReader) -> Tensor:
+def reference_loss(model: Decoder, table: SequenceTable, reader: FakeReader) -> Tensor:
     """Return the mean loss over all tokens, one unsplit sequence at a time, with PyTorch's own attention."""
     losses = []
     for document, length in zip(table.document.tolist(), table.length.tolist(), strict=True):

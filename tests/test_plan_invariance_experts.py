@@ -24,7 +24,7 @@ from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
 from engine.data.steps import SequenceTable
 from engine.models.common.initialise import initialise
-from engine.models.mixtral.model import Mixtral
+from engine.models.decoder import Decoder
 from engine.planner.make import plan_step
 from engine.planner.plan.schedule import shard_spans
 from engine.planner.plan.step_plan import StepPlan
@@ -93,7 +93,7 @@ def _total(values: Tensor) -> Tensor:
     return values
 
 
-def _listen(model: Mixtral) -> list[Tensor]:
+def _listen(model: Decoder) -> list[Tensor]:
     """Make a list to which each layer of experts adds its choices when it runs."""
     seen: list[Tensor] = []
     for experts in model.experts():
@@ -120,7 +120,7 @@ def all_cases(world: int) -> list[dict[str, Any]]:
     return [on_rank(settings) for _, settings in cases(world)]
 
 
-def reference(settings: Config) -> tuple[Mixtral, float, Choices]:
+def reference(settings: Config) -> tuple[Decoder, float, Choices]:
     """Run each unsplit sequence by itself; return the model with its gradients, the loss, and the choices."""
     model, choices, total = mixtral(settings), {}, 0.0
     table, reader, _ = plan_of(settings)
@@ -172,7 +172,7 @@ def through_deepspeed(settings: Config, folder: Path) -> dict[str, Any]:
     """Train a step through DeepSpeed on this rank, save, and load into another model."""
     from engine.zero.engine import ZeroEngine
 
-    def engine_of(seed: int) -> tuple[Mixtral, ZeroEngine]:
+    def engine_of(seed: int) -> tuple[Decoder, ZeroEngine]:
         model = mixtral(settings).float()
         if seed:
             initialise(model, seed)

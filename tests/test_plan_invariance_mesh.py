@@ -21,7 +21,8 @@ from torch import Tensor
 
 from engine.close import error
 from engine.cluster.mesh import Mesh
-from engine.models.split import dim_of, is_of_experts
+from engine.family.families import parameters_of
+from engine.family.parameters import Parameters
 from tests.covering import Case, every, pairwise
 from tests.helpers import steps_alone
 from tests.meshes import (
@@ -154,7 +155,7 @@ def test_steps_through_deepspeed_on_every_mesh_are_those_of_one_process() -> Non
         end = {name: parameter.detach() for name, parameter in start.named_parameters()}
         if tied:
             expected["head.weight"], end["head.weight"] = expected["embedding.weight"], end["embedding.weight"]
-        errors = []
+        errors, table = [], parameters_of(zero_settings(variant.meshes[0], variant).model)
         for mesh in (Mesh(WORLD // (tp * pp), tp, pp, *ep) for tp, pp, *ep in variant.meshes):
             number += 1
             found = {rank: ranks[rank][number] for rank in range(WORLD)}
@@ -165,27 +166,27 @@ def test_steps_through_deepspeed_on_every_mesh_are_those_of_one_process() -> Non
                 assert one["norms"] == pytest.approx(norms, rel=1e-5 if dtype == "fp32" else 2e-2), (variant, mesh)
                 for name, after in one["after"].items():
                     change = after - one["before"][name]
-                    worst = max(worst, error(change, own_slice(name, expected[name], mesh, place)))
-                    squares += float((after - own_slice(name, end[name], mesh, place)).square().sum())
+                    worst = max(worst, error(change, own_slice(table[name], expected[name], mesh, place)))
+                    squares += float((after - own_slice(table[name], end[name], mesh, place)).square().sum())
                     count += after.numel()
-            check_copies(found, mesh, tied)
+            check_copies(found, mesh, tied, table)
             errors.append(worst if dtype == "fp32" else (squares / count) ** 0.5)
         # Errors of float32 grow with the depth of sums, not with the mesh.
         assert max(errors) <= (1.5 if dtype == "fp32" else 2) * errors[0], (variant, errors)
 
 
-def check_copies(found: dict[int, dict[str, Any]], mesh: Mesh, tied: bool) -> None:
+def check_copies(found: dict[int, dict[str, Any]], mesh: Mesh, tied: bool, table: Parameters) -> None:
     """What several devices store must be equal to the last bit: norms over tp, all over HDP, a tied weight's copies."""
     for rank, one in found.items():
         for other in mesh.members(rank, "experts"):
             assert equal(one["after"], found[other]["after"]), f"HDP ranks of {rank}, {mesh}"
         for other in mesh.members(rank, "hdp"):
             ours, theirs = (
-                {name: value for name, value in found[which]["after"].items() if not is_of_experts(name)}
+                {name: value for name, value in found[which]["after"].items() if not table[name].stacked}
                 for which in (rank, other)
             )
             assert equal(ours, theirs), f"HDP ranks of {rank}, {mesh}"
-        norms = [name for name in one["after"] if dim_of(name) is None]
+        norms = [name for name in one["after"] if table[name].split is None]
         for other in mesh.members(rank, "tp"):
             for name in norms:
                 assert torch.equal(one["after"][name], found[other]["after"][name]), f"{name} of {rank}, {mesh}"

@@ -8,6 +8,7 @@ from itertools import product
 from engine.config.schema import Config
 from engine.config.units import counted
 from engine.errors import Problem
+from engine.family.families import family_of
 
 MOST_RANKS = 2**16  # maximum HDP ranks of a plan: planning still takes seconds, and no cluster is larger
 
@@ -111,7 +112,7 @@ def experts_can_be_shared(config: Config) -> Problem | None:
     group = parallel.tp * parallel.pp
     ranks = config.cluster.nodes * config.cluster.ranks_per_node // group
     key = "parallel.ep"
-    if experts == 1:
+    if not family_of(config.model).experts:
         return Problem(f"{ep} ranks cannot share experts, because the model has none", key, "set parallel.ep=1")
     # A hostfile may have any ranks: `Cluster.of` refuses those that ep does not divide.
     common = experts if config.cluster.hostfile else math.gcd(experts, ranks)
@@ -127,7 +128,7 @@ def experts_can_be_shared(config: Config) -> Problem | None:
 def experts_go_with_the_rest(config: Config) -> Problem | None:
     """ep > 1 goes with neither tensor parallelism, stages, tiles, an optimizer on the host, ZeRO-3 nor free mode."""
     parallel, ep = config.parallel, config.parallel.ep
-    if ep == 1 or config.model.experts == 1:
+    if ep == 1 or not family_of(config.model).experts:
         return None
     other = {
         "parallel.tp": (parallel.tp, 1),

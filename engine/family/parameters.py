@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.family.layers import LayerKind
@@ -27,6 +28,9 @@ class Parameter:
     @property
     def is_matrix(self) -> bool:
         return len(self.shape) > 1
+
+
+Parameters = Mapping[str, Parameter]  # by name in the model
 
 
 def of_layer(model: Shape, kind: LayerKind, *, qk_norm: bool) -> tuple[Parameter, ...]:

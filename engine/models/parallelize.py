@@ -13,13 +13,13 @@ from torch import Tensor
 
 from engine.config.schema import Config
 from engine.dtypes import DTYPES
-from engine.models.build import Transformer
 from engine.models.common.attention import PackedAttention
 from engine.models.common.rope import Rotation
 from engine.models.common.swiglu import FeedForward
+from engine.models.decoder import Decoder
+from engine.models.experts import grouped
+from engine.models.experts.layer import Experts
 from engine.models.fuse import fuse
-from engine.models.mixtral import grouped
-from engine.models.mixtral.experts import Experts
 from engine.models.recompute import MODES
 from engine.offload.offload import Offload
 from engine.parallel.expert import ExpertParallel
@@ -27,7 +27,7 @@ from engine.parallel.tensor import TensorParallel
 
 
 def parallelize(
-    model: Transformer,
+    model: Decoder,
     config: Config,
     device: torch.device,
     offload: Offload | None = None,
@@ -39,7 +39,7 @@ def parallelize(
 
     Call it once, after the model has been moved to `device`.
     """
-    if config.model.experts > 1 and config.dtype == "bf16":
+    if model.experts() and config.dtype == "bf16":
         # Run the self-test of the grouped product now. If it ran inside a layer, the saved-tensor hooks of recompute
         # and offload would treat its tensors as activations of the layer.
         grouped.choose(device)

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.models.mixtral.experts import Experts, LocalRoute
+from engine.models.experts.layer import Experts, LocalRoute
 
 
 class ExpertParallel:

@@ -37,8 +37,8 @@ from engine.models.common.norm import RMSNorm
 from engine.models.common.part import Rows
 from engine.models.common.skip_init import Embedding, Linear
 from engine.models.common.swiglu import FeedForward
-from engine.models.mixtral.experts import Experts, LocalRoute, Router
-from engine.models.mixtral.model import Mixtral
+from engine.models.decoder import Decoder
+from engine.models.experts.layer import Experts, LocalRoute, Router
 
 # PyTorch 2.13 renamed them.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -69,7 +69,7 @@ class TensorParallel(Rows):
                 module.enter, module.loss = self.enter, partial(chunked_loss, of_logits=self.logits_loss)
             elif isinstance(module, Experts):
                 module.route = partial(TensorRoute, self)
-            elif isinstance(module, Mixtral):
+            elif isinstance(module, Decoder):
                 module.rows = self
 
     def rows(self, tokens: int) -> int:

@@ -11,6 +11,7 @@ from engine.config import versions
 from engine.config.schema import Config
 from engine.config.sources import ONLY
 from engine.errors import CheckpointError, DataError
+from engine.family.families import family_of
 from engine.readers import read_object
 from engine.run.checkpoints import START_OVER, TrainState
 from engine.run.folder import RunFolder
@@ -52,7 +53,7 @@ def must_match(config: Config) -> dict[str, Any]:
     """
     shape = config.model.model_dump(mode="json", exclude={"name"})
     # Expert biases are saved as multiples of this rate; without them there is no rate to keep.
-    bias_rate = config.balance.bias_rate if config.balance.by == "bias" and config.model.experts > 1 else None
+    bias_rate = config.balance.bias_rate if config.balance.by == "bias" and family_of(config.model).experts else None
     return {f"model.{key}": value for key, value in shape.items()} | {
         _BIAS: bias_rate,
         "dtype": config.dtype,

@@ -16,7 +16,7 @@ from engine.config.schema import Config
 from engine.data.tokenizers.load import BYTES, open_tokenizer, recognise, tokenizer_file
 from engine.dtypes import DTYPES
 from engine.errors import CheckpointError, DataError
-from engine.family.families import stored_names
+from engine.family.families import parameters_of, stored_names
 from engine.family.parameters import HEAD
 from engine.files import write_json
 from engine.readers import LARGE, read_bytes, read_object
@@ -48,8 +48,9 @@ def export_weights(
         saved = open_checkpoint(source, say)
         folder, config, facts = saved.folder, saved.config, saved.facts
         dtype = dtype or config.dtype
-        held = model_weights(folder)
-        weights = master_weights(folder) if (dtype, config.dtype) == ("fp32", "bf16") else held
+        table = parameters_of(config.model)
+        held = model_weights(folder, table)
+        weights = master_weights(folder, table) if (dtype, config.dtype) == ("fp32", "bf16") else held
         entries = _entries(weights, config, DTYPES[dtype])
         ends_turn = {} if "end_of_turn" in facts else {"end_of_turn": _end_of_turn(config.data.tokenizer)}
         generation = generation_config({**facts, **ends_turn})

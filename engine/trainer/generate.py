@@ -14,8 +14,10 @@ from engine.data.tokenizers.load import BYTES, IN_FOLDER, open_tokenizer
 from engine.data.tokenizers.tokenizer import Tokenizer
 from engine.dtypes import DTYPES
 from engine.errors import ConfigError, DataError
-from engine.models.build import Transformer, build_model
+from engine.family.families import parameters_of
+from engine.models.build import build_model
 from engine.models.common.cached_attention import CachedAttention
+from engine.models.decoder import Decoder
 from engine.run.checkpoints import MANIFEST
 from engine.trainer.export import made_by_others, open_checkpoint
 from engine.weights.check import check_weights
@@ -34,7 +36,7 @@ _TOY = 10_000_000  # parameters; models below this learn to spell
 class Language(NamedTuple):
     """A model that can continue texts."""
 
-    model: Transformer
+    model: Decoder
     tokenizer: Tokenizer
     context: int  # tokens that a sequence had in training, at most
     source: Path  # checkpoint or folder
@@ -167,7 +169,7 @@ def _of_checkpoint(source: Path, tokenizer: str | None, device: torch.device, sa
     words = open_tokenizer(tokenizer or data.tokenizer, data.bos, data.eos)
     with torch.device(device):
         model = build_model(saved.config).to(DTYPES[saved.config.dtype]).eval()
-    weights = model_weights(saved.folder)
+    weights = model_weights(saved.folder, parameters_of(saved.config.model))
     with torch.no_grad():
         for name, target in chain(model.named_parameters(), model.named_buffers()):
             target.copy_(weights[name]())

@@ -34,7 +34,6 @@ from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ExitCode, MemoryFitError, Problem
 from engine.fit.estimate import most_on_host
 from engine.folders import random_name
-from engine.models.build import end_step
 from engine.offload.peak import peak_bytes
 from engine.parallel.groups import Groups
 from engine.planner.neighbours import neighbours
@@ -163,7 +162,7 @@ class Trainer:
         rate = learning_rate(self.step, self.config.run.steps, self.config.optimizer)
         grad_norm = self.engine.step(rate)
         updated = math.isfinite(grad_norm)  # the same on all ranks
-        of_model = end_step(self.model, self.groups.sum, loss_tokens, updated)
+        of_model = self.model.end_step(self.groups.sum, loss_tokens, updated)
 
         # Ranks reduce only a few numbers, at any world size.
         progress.report("log")

@@ -21,9 +21,10 @@ from engine.dtypes import DTYPES
 from engine.errors import MemoryFitError, Problem
 from engine.family import layers
 from engine.family.families import family_of
-from engine.models.build import Transformer, build_model
+from engine.models.build import build_model
 from engine.models.common.initialise import initialise
 from engine.models.common.part import Part
+from engine.models.decoder import Decoder
 from engine.models.parallelize import parallelize
 from engine.offload.arena import Arena
 from engine.offload.offload import GAPS, Offload
@@ -46,7 +47,7 @@ from engine.zero.shards import gathered, sharded, stored
 
 def build(
     config: Config, groups: Groups, settings: PlanSettings, weights: str | None = None
-) -> tuple[Transformer, ZeroEngine, RankContext]:
+) -> tuple[Decoder, ZeroEngine, RankContext]:
     """Build the model, its ZeRO engine, and the context of its micro-batches. All ranks must call it.
 
     `weights` is a Hugging Face folder to load; None initialises the weights from the run's seed.
@@ -92,7 +93,7 @@ def make_model(
     weights: str | None = None,
     offload: Offload | None = None,
     axes: Axes | None = None,
-) -> Transformer:
+) -> Decoder:
     """Create the model of a config on a device, with all that `parallelize` applies.
 
     All ranks must call it. Weights are loaded from the Hugging Face folder `weights`, or initialised from the run's

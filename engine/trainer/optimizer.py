@@ -9,7 +9,7 @@ from torch import nn
 
 from engine.config.schema import Optimizer
 from engine.models.common.norm import norm_weights
-from engine.models.split import is_of_experts
+from engine.models.experts.layer import expert_weights
 from engine.zero.experts import EXPERT_GROUP
 
 
@@ -19,7 +19,7 @@ def build_optimizer(model: nn.Module, settings: Optimizer, ep: int = 1) -> torch
     With an `ep` degree above 1 the experts have a group of their own, because other ranks store the same ones.
     """
     parameters, norms = [p for p in model.parameters() if p.requires_grad], norm_weights(model)
-    experts = {p for name, p in model.named_parameters() if ep > 1 and is_of_experts(name)}
+    experts = expert_weights(model) if ep > 1 else set()
     matrices = [p for p in parameters if p not in norms and p not in experts]
     groups: list[dict[str, Any]] = [
         {"params": matrices, "weight_decay": settings.weight_decay},

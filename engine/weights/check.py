@@ -15,10 +15,9 @@ from torch import nn
 
 from engine.config.schema import Config, Model
 from engine.errors import Problem
-from engine.family.families import stored_names
+from engine.family.families import parameters_of, stored_names
 from engine.family.parameters import HEAD
 from engine.models.build import build_model
-from engine.models.split import is_of_experts
 from engine.weights.config_json import CONFIG, model_values, override_value, read_config
 from engine.weights.finite import STORED
 from engine.weights.folder import COPY_AGAIN, Header, error_of, read_headers
@@ -72,6 +71,7 @@ class Place(NamedTuple):
     name: str
     parameter: nn.Parameter
     expert: int | None
+    split: int | None  # the dim of the tensor that tensor parallelism splits
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -84,15 +84,16 @@ def places(model: nn.Module, shape: Model) -> dict[str, Place]:
 
     A part with the head but without the embedding has its own copy of a tied weight.
     """
-    names, found, part = stored_names(shape), {}, getattr(model, "part", None)
+    names, table, found, part = stored_names(shape), parameters_of(shape), {}, getattr(model, "part", None)
     for ours, parameter in model.named_parameters():
         theirs = names[_EMBEDDING if shape.tied and ours == HEAD else ours]
-        stacked, first, count = len(theirs) > 1, 0, len(theirs)
-        if part is not None and is_of_experts(ours):
-            count //= part.ep
-            first = part.ep_rank * count
+        split, stacked, first, count = table[ours].split, table[ours].stacked, 0, len(theirs)
+        if stacked:
+            split = None if split is None else split - 1  # the experts are stacked in dim 0
+            count //= part.ep if part is not None else 1
+            first = part.ep_rank * count if part is not None else 0
         for place, name in enumerate(theirs[first : first + count]):
-            found[name] = Place(ours, parameter, place if stacked else None)
+            found[name] = Place(ours, parameter, place if stacked else None, split)
     return found
 
 

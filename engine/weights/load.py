@@ -14,7 +14,6 @@ from torch import nn
 
 from engine.config.schema import Model
 from engine.models.common.part import Part
-from engine.models.split import dim_of
 from engine.weights.check import Place, places
 from engine.weights.finite import is_finite, not_finite_error
 from engine.weights.folder import read_headers
@@ -54,11 +53,10 @@ def load_weights(model: nn.Module, shape: Model, folder: Path, gather: Gather = 
 
 def _copy_slice(stored: Any, place: Place, part: Part | None) -> None:
     """Copy a slice of a safetensors tensor to its place. What pads the vocabulary becomes 0."""
-    dim, target = dim_of(place.name), place.tensor
+    dim, target = place.split, place.tensor
     if part is None or part.tp == 1 or dim is None:
         target.copy_(stored[:])
         return
-    dim -= place.expert is not None  # the experts are stacked along another dim
     size, each = stored.get_shape()[dim], target.shape[dim]
     rows = slice(min(size, part.tp_rank * each), min(size, (part.tp_rank + 1) * each))
     found = stored[rows] if dim == 0 else stored[:, rows]

@@ -20,6 +20,8 @@ from engine.attention.context import AttentionContext
 from engine.config.schema import Config
 from engine.control import progress
 from engine.cost.sizes import is_bf16_optimizer
+from engine.family.families import parameters_of
+from engine.models.decoder import Decoder
 from engine.parallel.axes import Axes
 from engine.zero.experts import experts_known
 from engine.zero.mpu import ModelParallelUnit, mark, sum_copies
@@ -42,7 +44,7 @@ class ZeroEngine:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, axes: Axes | None = None
+        self, model: Decoder, optimizer: torch.optim.Optimizer, config: Config, axes: Axes | None = None
     ) -> None:
         """`axes` are the groups of this rank; None if every rank has the whole model."""
         init_deepspeed()
@@ -140,4 +142,5 @@ class ZeroEngine:
         engine's config. DeepSpeed's own loader is not used: it unpickles any class, so a checkpoint of another user
         could run code.
         """
-        load_resharded(self._engine, SavedStates(folder), self._config.zero.stage, self._axes)
+        saved = SavedStates(folder, parameters_of(self._config.model))
+        load_resharded(self._engine, saved, self._config.zero.stage, self._axes)

@@ -16,7 +16,7 @@ from deepspeed.moe.layer import MoE
 from deepspeed.utils import groups
 from torch import nn
 
-from engine.models.split import is_of_experts
+from engine.models.experts.layer import expert_weights
 from engine.parallel.axes import Axes
 
 _NAME = "experts"  # of the groups of ranks
@@ -48,9 +48,8 @@ def experts_known(model: nn.Module, axes: Axes | None) -> Iterator[None]:
         yield
         return
     groups._EXPERT_DATA_PARALLEL_GROUP_RANKS[_NAME] = dist.get_process_group_ranks(axes.experts)
-    for name, parameter in model.named_parameters():
-        if is_of_experts(name):
-            parameter.allreduce, parameter.group_name = False, _NAME  # type: ignore[attr-defined]
+    for parameter in expert_weights(model):
+        parameter.allreduce, parameter.group_name = False, _NAME  # type: ignore[attr-defined]
     model.add_module("sign", _Sign())
     yield
     del model.sign

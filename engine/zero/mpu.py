@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.models.split import dim_of
+from engine.family.families import parameters_of
+from engine.models.decoder import Decoder
 from engine.parallel.axes import Axes
 
 
@@ -70,10 +71,11 @@ class ModelParallelUnit:
         return self._axes.place.pp
 
 
-def mark(model: nn.Module, axes: Axes, tied: bool) -> None:
+def mark(model: Decoder, axes: Axes, tied: bool) -> None:
     """Set DeepSpeed's marks on the parameters of a device's part of a model, whose embedding and head may be tied."""
+    table = parameters_of(model.shape)
     for name, parameter in model.named_parameters():
-        if axes.mesh.tp > 1 and dim_of(name) is not None:
+        if axes.mesh.tp > 1 and table[name].split is not None:
             parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
         if tied and name == "head.weight" and not axes.first:
             parameter.ds_pipe_replicated = True  # type: ignore[attr-defined]

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engine.models.split import is_of_experts
 from engine.parallel.axes import Axes
 from engine.zero.partition import places
 from engine.zero.states import MASTER, SavedStates
@@ -44,7 +43,7 @@ def load_resharded(engine: Any, saved: SavedStates, stage: int, axes: Axes | Non
     ep = axes.mesh.ep if axes else 1
     for name, place in places(groups, [len(flat) for flat in masters], stage, ranks).items():
         # Every ep-th rank stores the same share of the experts.
-        ep_rank, edp_rank = (rank % ep, rank // ep) if is_of_experts(name) else (0, rank)
+        ep_rank, edp_rank = (rank % ep, rank // ep) if saved.table[name].stacked else (0, rank)
         start, stop, at = place.on_rank(edp_rank)
         if start < stop:
             for key, flat in states[place.group].items():

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from engine.errors import CheckpointError
-from engine.models.split import dim_of, is_of_experts, runs, whole_shape
+from engine.family.parameters import Parameters
+from engine.models.split import dim_of, runs
 from engine.zero.partition import places
 
 MASTER = "master"  # the key of the fp32 master weights among the states of a parameter
@@ -59,11 +60,11 @@ Weights = Mapping[str, Callable[[], Tensor]]  # parameter name -> a function tha
 
 @dataclass(frozen=True)
 class Written:
-    """The mesh that wrote a checkpoint, and the vocabulary of its model, whose slices are padded."""
+    """The mesh that wrote a checkpoint."""
 
     tp: int = 1
     pp: int = 1
-    vocab: int = 0
+    vocab: int = 0  # of the model, for versions that had no table of its parameters
     ep: int = 1
 
     def to_client_state(self) -> dict[str, Any]:
@@ -78,15 +79,11 @@ class _Device:
     bytes that it asks for.
     """
 
-    def __init__(self, checkpoint: Path, number: int) -> None:
+    def __init__(self, checkpoint: Path, number: int, table: Parameters) -> None:
         """`number` is stage x tp + tp rank, DeepSpeed's model parallel rank."""
         model = model_states(checkpoint, number)
         self.written, self.stage = _written(model), int(model["ds_config"]["zero_optimization"]["stage"])
-        self.shapes = {
-            name: torch.Size([at[0] * self.written.ep, *at[1:]]) if is_of_experts(name) else at
-            for group in model["param_shapes"]
-            for name, at in group.items()
-        }
+        self.names, self._table = [name for group in model["param_shapes"] for name in group], table
         self.buffers = {name: model["module"][name] for name in model["buffer_names"]}
         matches = {
             match: path for path in (checkpoint / "zero").iterdir() if (match := _OPTIMIZER.fullmatch(path.name))
@@ -114,7 +111,7 @@ class _Device:
         The shares of experts that the ranks of an ep group store are one part, in the order of these ranks.
         """
         place, done = self._places[name], 0
-        ep = self.written.ep if is_of_experts(name) else 1
+        ep = self.written.ep if self._table[name].stacked else 1
         while done < len(out):
             # The ranks ep_rank, ep_rank + ep, ... store one share of the experts.
             ep_rank, inside = divmod(start + done, place.size)
@@ -139,17 +136,19 @@ class SavedStates:
     A process reads only the bytes that it asks for. It opens the files of the other HDP ranks only if it needs them.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
-        devices = [_Device(checkpoint, 0)]
+    def __init__(self, checkpoint: Path, table: Parameters) -> None:
+        """`table` has the parameters of the model (`engine.family.families.parameters_of`)."""
+        self.table = table
+        devices = [_Device(checkpoint, 0, table)]
         written, self._tp = devices[0].written, devices[0].written.tp
-        devices += [_Device(checkpoint, number) for number in range(1, written.tp * written.pp)]
+        devices += [_Device(checkpoint, number, table) for number in range(1, written.tp * written.pp)]
         self._devices = dict[str, list[_Device]]()  # by parameter, in the order of the tp ranks
         self.shapes, self.buffers = dict[str, torch.Size](), dict[str, Tensor]()  # of whole parameters; whole buffers
         for number in range(0, len(devices), written.tp):
             of_stage = devices[number : number + written.tp]
-            for name, shape in of_stage[0].shapes.items():
+            for name in of_stage[0].names:
                 self._devices.setdefault(name, of_stage)
-                self.shapes.setdefault(name, whole_shape(name, shape, written.tp, written.vocab))
+                self.shapes.setdefault(name, torch.Size(table[name].shape))
             self.buffers |= of_stage[0].buffers
         self.ranks, self.stage, first = devices[0].ranks, devices[0].stage, devices[0].first
         # AdamW has `exp_avg`, `exp_avg_sq` and `step`, a tensor (in older checkpoints also an int); SGD has
@@ -164,29 +163,29 @@ class SavedStates:
         they are. The copy of a tied weight on the last stage may have no entry of its own; then it is the embedding.
         """
         found = name if name in self._devices else _TIED.get(name, name)
-        for run in runs(name, self.shapes[found], start, start + len(out), (tp, tp_rank), self._tp):
+        for run in runs(self.table[found], start, start + len(out), (tp, tp_rank), self._tp):
             self._devices[found][run.tp_rank].read(found, key, run.start, out[run.at : run.at + run.length])
 
 
-def model_weights(checkpoint: Path) -> Weights:
+def model_weights(checkpoint: Path, table: Parameters) -> Weights:
     """Return the weights and buffers of a checkpoint by name: in the run's dtype, or in fp32 under ZeRO-3.
 
-    Tensors are read when their functions are called.
+    `table` has the parameters of the model. Tensors are read when their functions are called.
     """
     if not (checkpoint / _MODEL.format(0)).exists():
-        saved = SavedStates(checkpoint)
+        saved = SavedStates(checkpoint, table)
         return {
             **{name: partial(saved.buffers.__getitem__, name) for name in saved.buffers},
-            **master_weights(checkpoint),
+            **master_weights(checkpoint, table),
         }
     written, found = _written(model_states(checkpoint, 0)), dict[str, Callable[[], Tensor]]()
-    masters = master_weights(checkpoint) if written.ep > 1 else {}
+    masters = master_weights(checkpoint, table) if written.ep > 1 else {}
     for stage in range(written.pp):
         slices = [model_states(checkpoint, stage * written.tp + rank)["module"] for rank in range(written.tp)]
         for name in slices[0]:
-            if written.ep > 1 and is_of_experts(name):  # the file has the share of one rank
+            if written.ep > 1 and name in table and table[name].stacked:  # the file has the share of one rank
                 found[name] = partial(_rounded, masters[name], slices[0][name].dtype)
-            found.setdefault(name, partial(_joined, name, slices, written))
+            found.setdefault(name, partial(_joined, name, slices, table))
     return found
 
 
@@ -195,18 +194,17 @@ def _rounded(master: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
     return master().to(dtype)
 
 
-def _joined(name: str, slices: Sequence[Mapping[str, Tensor]], written: Written) -> Tensor:
+def _joined(name: str, slices: Sequence[Mapping[str, Tensor]], table: Parameters) -> Tensor:
     """Join the slices of a tensor, without what pads the vocabulary."""
-    dim, first = dim_of(name), slices[0][name]
-    if dim is None or written.tp == 1:
-        return first
-    size = whole_shape(name, first.shape, written.tp, written.vocab)[dim]
-    return torch.cat([of_device[name] for of_device in slices], dim).narrow(dim, 0, size)
+    dim = dim_of(table, name)
+    if dim is None or len(slices) == 1:
+        return slices[0][name]
+    return torch.cat([of_device[name] for of_device in slices], dim).narrow(dim, 0, table[name].shape[dim])
 
 
-def master_weights(checkpoint: Path) -> Weights:
+def master_weights(checkpoint: Path, table: Parameters) -> Weights:
     """Return the fp32 master weights of a checkpoint by name, joined from the files of all ranks."""
-    saved = SavedStates(checkpoint)
+    saved = SavedStates(checkpoint, table)
 
     @lru_cache(maxsize=1)  # the experts of a stacked parameter are read one after another
     def joined(name: str) -> Tensor:

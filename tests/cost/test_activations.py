@@ -18,11 +18,12 @@ from engine.cost.flops import kinds
 from engine.cost.sizes import element_bytes, parameters
 from engine.dtypes import DTYPES
 from engine.models import recompute
-from engine.models.build import Transformer, build_model
+from engine.models.build import build_model
 from engine.models.common.attention import PackedAttention
 from engine.models.common.initialise import initialise
 from engine.models.common.loss import choose as loss_of
 from engine.models.common.rope import Rotation
+from engine.models.decoder import Decoder
 from engine.models.parallelize import parallelize
 from tests.allocations import allocated
 from tests.attention.rings import unsplit
@@ -48,7 +49,7 @@ def losses_of(model: Model, dtype: str) -> list[Instant]:
     return [one._replace(token=one.token - kept) for one in instants_of(model, dtype)[1:4]]
 
 
-def model_of(shape: Model, mode: str = "none", tile: int = 0) -> Transformer:
+def model_of(shape: Model, mode: str = "none", tile: int = 0) -> Decoder:
     config = load([]).model_copy(update={"model": shape, "recompute": mode, "mlp_tile": tile})
     model = build_model(config)
     parallelize(model, config, torch.device("cpu"))

@@ -18,7 +18,7 @@ from engine.dtypes import DTYPES
 from engine.models.common.attention import LocalAttention
 from engine.models.common.initialise import initialise
 from engine.models.common.part import Part
-from engine.models.llama.model import Llama
+from engine.models.decoder import Decoder
 from engine.models.parallelize import parallelize
 from engine.models.recompute import MODES
 from engine.parallel.tensor import TensorParallel
@@ -72,7 +72,7 @@ def counted(work: Callable[[], object]) -> Counter[str]:
 def moved(config: Config) -> list[Counter[str]]:
     """On a rank: the bytes of a forward and a backward pass and of the end of a step, after warming up."""
     with sharded(config):
-        model = Llama(config.model)
+        model = Decoder(config.model)
     initialise(model, 0, torch.device("cpu"), stored)
     model.run_layer = MODES[config.recompute]
     engine, tokens, losses = ZeroEngine(model, build_optimizer(model, config.optimizer), config), torch.arange(9), []
@@ -118,7 +118,7 @@ def moved_in_tp_group(config: Config) -> list[int]:
     Without the sums of the norms' gradients in float32, which do not grow with the tokens.
     """
     shape = config.model
-    model = Llama(shape, Part(range(shape.layers), tp=RANKS, tp_rank=dist.get_rank())).to(DTYPES[config.dtype])
+    model = Decoder(shape, part=Part(range(shape.layers), tp=RANKS, tp_rank=dist.get_rank())).to(DTYPES[config.dtype])
     parallelize(model, config, torch.device("cpu"))
     TensorParallel(dist.group.WORLD, shape.vocab).apply(model)
     initialise(model, 0)

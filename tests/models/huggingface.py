@@ -26,10 +26,8 @@ from engine.attention.kernels.choice import choose
 from engine.close import error
 from engine.config.schema import Model, Rope
 from engine.family.families import stored_names
-from engine.models.build import Transformer
 from engine.models.common.loss import token_loss
-from engine.models.llama.model import Llama
-from engine.models.mixtral.model import Mixtral
+from engine.models.decoder import Decoder
 from engine.weights.check import places
 from tests.attention.rings import unsplit
 
@@ -138,16 +136,16 @@ def under_our_names(stored: Mapping[str, Tensor], shape: Model) -> dict[str, Ten
 
 
 @torch.no_grad()
-def ours_of(theirs: PreTrainedModel, shape: Model, dtype: torch.dtype) -> Transformer:
+def ours_of(theirs: PreTrainedModel, shape: Model, dtype: torch.dtype) -> Decoder:
     """Return our model with the weights of theirs."""
-    model: Transformer = (Llama(shape) if shape.experts == 1 else Mixtral(shape)).to(dtype)
+    model = Decoder(shape).to(dtype)
     state = stored(theirs.state_dict(), shape)
     for name, place in places(model, shape).items():
         place.tensor.copy_(state[name])
     return model
 
 
-def run(model: Transformer, tokens: Tensor, kernel: str | None = None) -> Tensor:
+def run(model: Decoder, tokens: Tensor, kernel: str | None = None) -> Tensor:
     """Return the logits of one unsplit sequence."""
     chosen = choose(CPU, model.embedding.weight.dtype, model.shape.head_dim, kernel)
     attention = AttentionContext(unsplit(len(tokens)), None, chosen)

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from engine.close import error
 from engine.config.load import load
 from engine.config.schema import Balance, Model
-from engine.models.mixtral.experts import Experts, count_each
-from engine.models.mixtral.grouped import KERNEL, LOOP, Products, choose, fault, grouped, outer
+from engine.models.experts.grouped import KERNEL, LOOP, Products, choose, fault, grouped, outer
+from engine.models.experts.layer import Experts, count_each
 
 
 def shape(**changes: object) -> Model:

@@ -17,8 +17,8 @@ from engine.models import fuse as fusing
 from engine.models.common.initialise import initialise
 from engine.models.common.loss import token_loss
 from engine.models.common.pointwise import NORM, Op
+from engine.models.decoder import Decoder
 from engine.models.fuse import fuse
-from engine.models.llama.model import Llama
 from tests.models.huggingface import run
 from tests.models.shapes import LLAMA
 
@@ -26,17 +26,17 @@ CPU = torch.device("cpu")
 COMPILER = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
 
 
-def model() -> Llama:
-    made = Llama(LLAMA["gqa"])
+def model() -> Decoder:
+    made = Decoder(LLAMA["gqa"])
     initialise(made, 0)
     return made
 
 
-def ops(of: Llama) -> list[Op]:
+def ops(of: Decoder) -> list[Op]:
     return [module.op for module in of.modules() if isinstance(getattr(module, "op", None), Op)]
 
 
-def gradients(of: Llama, tokens: int) -> list[Tensor]:
+def gradients(of: Decoder, tokens: int) -> list[Tensor]:
     of.zero_grad()
     numbers = torch.randint(0, 50, (tokens + 1,), generator=torch.Generator().manual_seed(tokens))
     token_loss(run(of, numbers[:-1], "fused_cpu"), numbers[1:]).backward()

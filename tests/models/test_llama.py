@@ -10,7 +10,7 @@ from engine.config.schema import Model
 from engine.models.common.initialise import initialise
 from engine.models.common.loss import token_loss
 from engine.models.common.norm import RMSNorm
-from engine.models.llama.model import Llama
+from engine.models.decoder import Decoder
 from tests.models.huggingface import run
 from tests.models.rounding import nearly_all_rounded_once
 from tests.models.shapes import LLAMA, LLAMA_SIZE
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 def test_initial_weights_are_those_of_the_seed() -> None:
     def weights(seed: int) -> dict[str, Tensor]:
-        model = Llama(LLAMA["gqa"])
+        model = Decoder(LLAMA["gqa"])
         initialise(model, seed)
         return model.state_dict()
 
@@ -34,7 +34,7 @@ def test_initial_weights_are_those_of_the_seed() -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_matrices_start_with_a_deviation_of_two_hundredths_and_norms_with_one(tied: bool) -> None:
-    model = Llama(Model(**LLAMA_SIZE | {"hidden": 128, "ffn": 256, "vocab": 258}, heads=4, kv_heads=2, tied=tied))
+    model = Decoder(Model(**LLAMA_SIZE | {"hidden": 128, "ffn": 256, "vocab": 258}, heads=4, kv_heads=2, tied=tied))
     initialise(model, 0)
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -45,7 +45,7 @@ def test_matrices_start_with_a_deviation_of_two_hundredths_and_norms_with_one(ti
 
 
 def test_a_tied_head_is_the_embedding() -> None:
-    model = Llama(LLAMA["gqa tied"])
+    model = Decoder(LLAMA["gqa tied"])
     assert model.head.weight is model.embedding.weight
     assert "head.weight" not in dict(model.named_parameters())
 
@@ -53,7 +53,7 @@ def test_a_tied_head_is_the_embedding() -> None:
 @pytest.mark.parametrize("kernel", ["fused_cpu", "reference"])
 def test_no_token_runs_forward_and_backward(kernel: str) -> None:
     """A ring member whose shards are all empty still takes part in both passes."""
-    model = Llama(LLAMA["gqa"])
+    model = Decoder(LLAMA["gqa"])
     initialise(model, 0)
     logits = run(model, torch.zeros(0, dtype=torch.int64), kernel)
     token_loss(logits, torch.zeros(0, dtype=torch.int64)).backward()

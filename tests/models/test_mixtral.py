@@ -21,10 +21,9 @@ from engine.data.inputs import IGNORE
 from engine.models.build import build_model
 from engine.models.common.initialise import initialise
 from engine.models.common.loss import token_loss
-from engine.models.llama.model import Llama
-from engine.models.mixtral.balance import z_loss
-from engine.models.mixtral.experts import Routed
-from engine.models.mixtral.model import Mixtral
+from engine.models.decoder import Decoder
+from engine.models.experts.balance import z_loss
+from engine.models.experts.layer import Routed
 from engine.planner.plan.step_plan import MicroBatch, Shard
 from tests.models.shapes import mixtral_shape
 
@@ -38,8 +37,8 @@ def attention_of(*lengths: int, dtype: torch.dtype = torch.float64) -> Attention
     return AttentionContext(layout(MicroBatch(0, 0, 0, -1, shards)), None, choose(CPU, dtype, 8))
 
 
-def initialised(balance: Balance | None, seed: int = 3, **changes: object) -> Mixtral:
-    model = Mixtral(mixtral_shape(**changes), balance).double()
+def initialised(balance: Balance | None, seed: int = 3, **changes: object) -> Decoder:
+    model = Decoder(mixtral_shape(**changes), balance).double()
     initialise(model, seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -47,7 +46,7 @@ def initialised(balance: Balance | None, seed: int = 3, **changes: object) -> Mi
     return model
 
 
-def routes(model: Mixtral, tokens: Tensor) -> list[Routed]:
+def routes(model: Decoder, tokens: Tensor) -> list[Routed]:
     """Return what each layer routed of one unsplit sequence."""
     return model.hidden(tokens, torch.arange(len(tokens)), attention_of(len(tokens)))[1]
 
@@ -64,7 +63,7 @@ def balance_of(routed: Sequence[Routed]) -> Tensor:
     return total
 
 
-def brute_force(model: Mixtral, sequences: list[tuple[Tensor, Tensor]]) -> Tensor:
+def brute_force(model: Decoder, sequences: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Return the summed loss of (tokens, labels), each sequence by itself, each term as it is defined."""
     assert model.balance is not None
     total = torch.zeros((), dtype=torch.float64)
@@ -174,14 +173,15 @@ def test_biases_balance_the_load() -> None:
 
 
 def test_a_bias_is_saved_and_no_dtype_rounds_it() -> None:
-    model = Mixtral(mixtral_shape(), BALANCE.model_copy(update={"by": "bias"}))
+    model = Decoder(mixtral_shape(), BALANCE.model_copy(update={"by": "bias"}))
     model.experts()[0].bias += 70_001
-    again = Mixtral(mixtral_shape(), BALANCE.model_copy(update={"by": "bias"})).bfloat16()
+    again = Decoder(mixtral_shape(), BALANCE.model_copy(update={"by": "bias"})).bfloat16()
     again.load_state_dict(model.bfloat16().state_dict())
     assert again.experts()[0].bias.tolist() == [70_001] * 8
 
 
 def test_a_config_chooses_the_model() -> None:
-    assert type(build_model(load([]))) is Llama
+    dense = build_model(load([]))
+    assert not dense.experts() and not dense.routed_layers
     sparse = build_model(load(["model.family=mixtral", "model.experts=4", "model.top_k=2", "balance.by=bias"]))
-    assert isinstance(sparse, Mixtral) and sparse.balance is not None and sparse.balance.by == "bias"
+    assert len(sparse.experts()) == 2 and sparse.balance is not None and sparse.balance.by == "bias"

@@ -16,7 +16,7 @@ from engine.config.schema import Model
 from engine.dtypes import DTYPES
 from engine.models.build import build_model
 from engine.models.common.initialise import initialise
-from engine.models.mixtral import grouped
+from engine.models.experts import grouped
 from engine.models.parallelize import parallelize
 from engine.models.recompute import MODES
 from tests.attention.rings import unsplit

@@ -23,10 +23,9 @@ from engine.close import error
 from engine.config.schema import Balance
 from engine.data.inputs import IGNORE
 from engine.models.common.initialise import initialise
-from engine.models.llama.model import Llama
-from engine.models.mixtral.balance import expert_counts, load_balancing_loss
-from engine.models.mixtral.experts import Routed
-from engine.models.mixtral.model import Mixtral
+from engine.models.decoder import Decoder
+from engine.models.experts.balance import expert_counts, load_balancing_loss
+from engine.models.experts.layer import Routed
 from engine.models.recompute import MODES
 from tests.attention.rings import CPU, Placed, ThreadComm, strict
 from tests.attention.sliced import Interleaved, cut, mixed
@@ -36,7 +35,6 @@ from tests.models.shapes import LLAMA, mixtral_shape
 TOLERANCE = 1e-10
 BALANCE = Balance(by="loss", loss_weight=0.3, bias_rate=0.05, z_weight=0.02)
 KERNEL = choose(CPU, torch.float64, 8)
-Model = Llama | Mixtral
 
 
 class Found(NamedTuple):
@@ -47,7 +45,7 @@ class Found(NamedTuple):
     counts: Tensor | int = 0  # tokens per expert
 
 
-def prepared(model: Model, mode: str = "none") -> Model:
+def prepared(model: Decoder, mode: str = "none") -> Decoder:
     """Return the model in float64 with large weights, so that errors show."""
     initialise(model.double(), 3)
     with torch.no_grad():
@@ -65,7 +63,7 @@ def numbers(one: Interleaved, vocab: int) -> tuple[Tensor, Tensor]:
     return tokens, labels
 
 
-def found(models: list[Model], loss: float) -> Found:
+def found(models: list[Decoder], loss: float) -> Found:
     gradients = {
         name: sum(parameter.grad for parameter in parameters)  # type: ignore[misc]
         for name, *parameters in (
@@ -73,11 +71,11 @@ def found(models: list[Model], loss: float) -> Found:
             for of_all in zip(*(model.named_parameters() for model in models), strict=True)
         )
     }
-    counts = sum(model.tally.expert_counts for model in models if isinstance(model, Mixtral))
+    counts = sum(model.tally.expert_counts for model in models if model.experts())
     return Found(loss, gradients, counts)
 
 
-def whole(model: Model, one: Interleaved) -> Found:
+def whole(model: Decoder, one: Interleaved) -> Found:
     """Run all sequences on one device, in one piece."""
     model, (tokens, labels) = deepcopy(model), numbers(one, model.shape.vocab)
     loss = model(tokens, one.positions, labels)
@@ -86,7 +84,7 @@ def whole(model: Model, one: Interleaved) -> Found:
 
 
 def on_ranks(
-    model: Model, one: Interleaved, backward: Callable[[Tensor], Any] = Tensor.backward, stores: Any = None
+    model: Decoder, one: Interleaved, backward: Callable[[Tensor], Any] = Tensor.backward, stores: Any = None
 ) -> Found:
     """Run the passes of `one` on each rank, which has a model of its own; gradients and losses are summed."""
     tokens, labels = numbers(one, model.shape.vocab)
@@ -119,25 +117,25 @@ def check(result: Found, expected: Found) -> None:
 @covered("slices, degree, mode", [1, 2, 3, 7], [1, 2, 3, 4], list(MODES))
 def test_a_llama_in_slices_is_the_same(slices: int, degree: int, mode: str) -> None:
     """Recompute runs the attention of a slice again, which must see the same earlier slices, and only these."""
-    model, one = prepared(Llama(LLAMA["gqa tied"]), mode), mixed(slices, degree, seed=slices)
+    model, one = prepared(Decoder(LLAMA["gqa tied"]), mode), mixed(slices, degree, seed=slices)
     check(on_ranks(model, one), whole(model, one))
 
 
 @covered("slices, degree, by", [1, 2, 3, 7], [1, 2, 3, 4], ["loss", "bias"])
 def test_experts_are_balanced_as_without_slices(slices: int, degree: int, by: str) -> None:
-    model = prepared(Mixtral(mixtral_shape(), BALANCE.model_copy(update={"by": by})))
+    model = prepared(Decoder(mixtral_shape(), BALANCE.model_copy(update={"by": by})))
     one = mixed(slices, degree, seed=10 + slices)
     check(on_ranks(model, one), whole(model, one))
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_experts_in_slices_are_recomputed(mode: str) -> None:
-    model, one = prepared(Mixtral(mixtral_shape(), BALANCE), mode), mixed(3, 2, seed=5)
+    model, one = prepared(Decoder(mixtral_shape(), BALANCE), mode), mixed(3, 2, seed=5)
     check(on_ranks(model, one), whole(model, one))
 
 
-@pytest.mark.parametrize("make", [lambda: Llama(LLAMA["gqa"]), lambda: Mixtral(mixtral_shape(), BALANCE)])
-def test_validation_is_the_same_and_keeps_nothing(make: Callable[[], Model]) -> None:
+@pytest.mark.parametrize("make", [lambda: Decoder(LLAMA["gqa"]), lambda: Decoder(mixtral_shape(), BALANCE)])
+def test_validation_is_the_same_and_keeps_nothing(make: Callable[[], Decoder]) -> None:
     model, one = prepared(make()).eval(), mixed(3, 2, seed=2)
     tokens, labels = numbers(one, model.shape.vocab)
     kernel = strict(choose(CPU, torch.float64, model.shape.head_dim))
@@ -160,7 +158,7 @@ def test_validation_is_the_same_and_keeps_nothing(make: Callable[[], Model]) -> 
 
 def test_a_step_after_one_that_failed_is_the_same() -> None:
     """`run_step` clears the store first; without it, the next step would attend to K,V of the last one."""
-    model, one = prepared(Mixtral(mixtral_shape(), BALANCE)), mixed(3, 1, seed=2)
+    model, one = prepared(Decoder(mixtral_shape(), BALANCE)), mixed(3, 1, seed=2)
     stores = [Prefixes()]
 
     def fail(loss: Tensor) -> None:
@@ -176,7 +174,7 @@ def test_a_step_after_one_that_failed_is_the_same() -> None:
 def test_the_loss_of_a_sequence_is_that_of_its_last_slice() -> None:
     """It is known after the last forward pass only. The sum over slices is the loss of the sequence."""
     balance = BALANCE.model_copy(update={"loss_weight": 1.0, "z_weight": 0.0})
-    model = prepared(Mixtral(mixtral_shape(), balance))
+    model = prepared(Decoder(mixtral_shape(), balance))
     one = Interleaved((Placed(20, (0,), cut(20, 3)),), 1)
     tokens, labels = numbers(one, model.shape.vocab)
     prefixes, kernel, balancing = Prefixes(), choose(CPU, torch.float64, 8), []

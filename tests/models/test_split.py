@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from engine.config.schema import Model
-from engine.models.build import Transformer
+from engine.family.families import parameters_of
 from engine.models.common import initialise as initialising
 from engine.models.common.initialise import initialise
 from engine.models.common.part import Part
-from engine.models.llama.model import Llama
-from engine.models.mixtral.model import Mixtral
-from engine.models.split import dim_of, slice_of
+from engine.models.decoder import Decoder
+from engine.models.split import slice_of
 from tests.cost.shapes import shape
 
 MODEL = shape(layers=2, hidden=64, heads=8, kv_heads=4, ffn=96, vocab=301)
@@ -20,21 +19,21 @@ EXPERTS = MODEL.model_copy(update={"family": "mixtral", "experts": 3, "top_k": 2
 KINDS = pytest.mark.parametrize("shape_", [MODEL, EXPERTS], ids=["dense", "experts"])
 
 
-def model_of(shape_: Model, part: Part | None = None) -> Transformer:
-    return Llama(shape_, part) if shape_.experts == 1 else Mixtral(shape_, None, part)
+def model_of(shape_: Model, part: Part | None = None) -> Decoder:
+    return Decoder(shape_, part=part)
 
 
 @KINDS
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_slices_have_the_shapes_of_a_part_and_make_up_the_whole(tp: int, shape_: Model) -> None:
-    whole = model_of(shape_)
+    whole, table = model_of(shape_), parameters_of(shape_)
     part = dict(model_of(shape_, Part(range(MODEL.layers), tp=tp)).named_parameters())
     assert set(part) == {name for name, _ in whole.named_parameters()}
     for name, parameter in whole.named_parameters():
         value = torch.randn(parameter.shape)
-        slices = [slice_of(name, value, tp, rank) for rank in range(tp)]
+        slices = [slice_of(table[name], value, tp, rank) for rank in range(tp)]
         assert all(one.shape == part[name].shape for one in slices), name
-        dim = dim_of(name)
+        dim = table[name].split
         if dim is None:
             assert name.endswith(("norm.weight", "router.weight")) and all(torch.equal(one, value) for one in slices)
         else:
@@ -67,7 +66,7 @@ def test_parts_are_initialised_with_slices_of_the_whole(
     """On two stages; blocks end inside rows and inside slices."""
     monkeypatch.setattr(initialising, "BLOCK", 1000)
     shape_ = shape_.model_copy(update={"tied": tied})
-    whole = model_of(shape_)
+    whole, table = model_of(shape_), parameters_of(shape_)
     initialise(whole, 7)
     expected = dict(whole.named_parameters())
     if tied:
@@ -78,4 +77,4 @@ def test_parts_are_initialised_with_slices_of_the_whole(
             model = model_of(shape_, part).bfloat16()
             initialise(model, 7)
             for name, parameter in model.named_parameters():
-                assert torch.equal(parameter, slice_of(name, expected[name], tp, rank).bfloat16()), (name, rank)
+                assert torch.equal(parameter, slice_of(table[name], expected[name], tp, rank).bfloat16()), (name, rank)

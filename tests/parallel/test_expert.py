@@ -16,13 +16,14 @@ from engine.cluster.mesh import Mesh
 from engine.config.schema import Config
 from engine.cost.collectives import expert_collectives
 from engine.data.inputs import rank_inputs
-from engine.models.build import build_model, end_step
+from engine.family.families import parameters_of
+from engine.family.parameters import Parameters
+from engine.models.build import build_model
 from engine.models.common import initialise as initialising
 from engine.models.common.initialise import initialise
 from engine.models.common.part import Part
-from engine.models.mixtral.model import Mixtral
+from engine.models.decoder import Decoder
 from engine.models.parallelize import parallelize
-from engine.models.split import is_of_experts
 from engine.parallel.expert import ExpertParallel, ExpertRoute
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
@@ -59,8 +60,8 @@ def batch_of(case: Case) -> Batch:
     return table_of([70, 5, 9], seed=5) if case["few"] else batch(WORLD, CAPACITY)
 
 
-def share_of(name: str, whole: Tensor, ep: int, rank: int) -> Tensor:
-    return whole.chunk(ep)[rank] if is_of_experts(name) else whole
+def share_of(table: Parameters, name: str, whole: Tensor, ep: int, rank: int) -> Tensor:
+    return whole.chunk(ep)[rank] if name in table and table[name].stacked else whole
 
 
 def on_rank(cases: list[Case], fault: bool = False) -> list[dict[str, Any]]:
@@ -79,13 +80,14 @@ def on_rank(cases: list[Case], fault: bool = False) -> list[dict[str, Any]]:
         part = Part(range(settings.model.layers), ep=parallel.size, ep_rank=parallel.rank)
         model = build_model(settings, part).double()
         parallelize(model, settings, torch.device("cpu"), experts=parallel)
-        model.load_state_dict({name: share_of(name, x, parallel.size, parallel.rank) for name, x in whole.items()})
+        of_model, ep = parameters_of(settings.model), parallel.size
+        model.load_state_dict({name: share_of(of_model, name, x, ep, parallel.rank) for name, x in whole.items()})
         table, reader = batch_of(case)
         plan = plan_step(table.length, PlanSettings.of(settings))
         read_inputs = partial(rank_inputs, reader, table)
         loss, _ = run_step(plan, model, Tensor.backward, read_inputs, context)
         evaluated = evaluate(plan, model, read_inputs, context)
-        told = end_step(model, total, int(table.loss_tokens.sum()))
+        told = model.end_step(total, int(table.loss_tokens.sum()))
         found.append(
             {
                 "loss": loss.item(),
@@ -117,17 +119,17 @@ def compare(case: Case, found: list[dict[str, Any]]) -> None:
         with torch.no_grad():
             evaluated += model.eval()(tokens[:-1], torch.arange(length), tokens[1:]).item()
         model.train()
-    told = end_step(model, lambda values: values, int(table.loss_tokens.sum()))
+    told = model.end_step(lambda values: values, int(table.loss_tokens.sum()))
     assert sum(one["loss"] for one in found) == pytest.approx(loss, rel=1e-10), case
     assert sum(one["evaluated"] for one in found) == pytest.approx(evaluated, rel=1e-10), case
     assert all(one["told"] == pytest.approx(told, rel=1e-12) for one in found), case
-    ep = case["ep"]
+    ep, table = case["ep"], parameters_of(settings.model)
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         for share in range(ep):  # the ranks that store the same experts; for other parameters all ranks
-            ranks = range(share, WORLD, ep) if is_of_experts(name) else range(WORLD)
+            ranks = range(share, WORLD, ep) if table[name].stacked else range(WORLD)
             value = sum((found[rank]["gradients"][name] for rank in ranks), torch.zeros(()))
-            assert error(value, share_of(name, parameter.grad, ep, share)) < 1e-10, (case, name)
+            assert error(value, share_of(table, name, parameter.grad, ep, share)) < 1e-10, (case, name)
 
 
 @pytest.mark.world
@@ -150,7 +152,7 @@ def test_weights_whose_gradients_do_not_return_are_noticed() -> None:
 
 
 def test_tiles_are_refused() -> None:
-    model = Mixtral(mixtral_shape())
+    model = Decoder(mixtral_shape())
     model.experts()[0].tile = 3
     with pytest.raises(ValueError, match="mlp_tile=0"):
         ExpertParallel.apply(None, model)  # type: ignore[arg-type]
@@ -160,13 +162,13 @@ def test_shares_are_initialised_as_in_the_whole_model(monkeypatch: pytest.Monkey
     """Blocks end inside experts."""
     monkeypatch.setattr(initialising, "BLOCK", 1000)
     shape = mixtral_shape()
-    whole = Mixtral(shape)
+    whole, table = Decoder(shape), parameters_of(shape)
     initialise(whole, 7)
     for rank in range(2):
-        model = Mixtral(shape, None, Part(range(shape.layers), ep=2, ep_rank=rank))
+        model = Decoder(shape, None, Part(range(shape.layers), ep=2, ep_rank=rank))
         initialise(model, 7)
         for name, parameter in model.named_parameters():
-            assert torch.equal(parameter, share_of(name, whole.get_parameter(name), 2, rank)), (name, rank)
+            assert torch.equal(parameter, share_of(table, name, whole.get_parameter(name), 2, rank)), (name, rank)
 
 
 def bytes_sent(recompute: str) -> tuple[list[int], int]:

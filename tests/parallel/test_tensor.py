@@ -22,7 +22,6 @@ from engine.models import recompute
 from engine.models.build import build_model
 from engine.models.common.initialise import initialise
 from engine.models.common.part import Part
-from engine.models.mixtral.model import Mixtral
 from engine.models.parallelize import parallelize
 from engine.parallel.tensor import TensorParallel
 from tests.attention.rings import unsplit
@@ -67,7 +66,7 @@ def saved_in_layers(shape: Model, mode: str, dtype: str, tile: int) -> int:
         return counted(recompute.MODES[mode], layer, x, rotation, attention, others=rotation)
 
     model.run_layer = run_layer
-    if isinstance(model, Mixtral):
+    if model.experts():
         model._balancing = partial(counted, model._balancing)  # type: ignore[method-assign]
     positions = torch.arange(TOKENS)
     numbers = positions % shape.vocab

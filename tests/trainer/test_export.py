@@ -21,6 +21,7 @@ from engine.config.load import resolved_yaml
 from engine.config.schema import Config
 from engine.dtypes import DTYPES
 from engine.errors import CheckpointError, ConfigError
+from engine.family.families import parameters_of
 from engine.models.build import build_model
 from engine.models.common.attention import LocalAttention
 from engine.models.common.initialise import initialise
@@ -98,7 +99,7 @@ def test_there_and_back_to_the_last_bit(runs: Path, run: str, tmp_path: Path) ->
     written = export_weights(runs / run, tmp_path / "out", None, 30_000)
     assert written["shards"] > 1 and written["dtype"] == run[:4] and written["step"] == 1
     import_weights(tmp_path / "out", tmp_path / "in")
-    held = model_weights(only(runs / run))
+    held = model_weights(only(runs / run), parameters_of(config_of(run).model))
     model = build_model(config_of(run))
     model.to(torch.bfloat16 if run.startswith("bf16") else torch.float32)
     load_weights(model, model.shape, tmp_path / "in")
@@ -123,7 +124,8 @@ def test_the_masters_of_a_bf16_run(runs: Path, run: str, tmp_path: Path) -> None
     """Masters have more bits than the model's weights and round to them. Parameters lie across both ranks."""
     written = export_weights(runs / run, tmp_path / "out", "fp32", 1 << 30)
     assert written["dtype"] == "fp32"
-    masters, weights = master_weights(only(runs / run)), model_weights(only(runs / run))
+    table = parameters_of(config_of(run).model)
+    masters, weights = master_weights(only(runs / run), table), model_weights(only(runs / run), table)
     assert any(not torch.equal(masters[name](), weights[name]().float()) for name in masters)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert theirs.dtype == torch.float32
@@ -148,15 +150,18 @@ def test_shares_of_zero_3_are_joined(runs: Path, run: str, tmp_path: Path) -> No
 def test_bf16_of_an_fp32_run(runs: Path, tmp_path: Path) -> None:
     export_weights(only(runs / "fp32"), tmp_path / "out", "bf16", 1 << 30)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    held = model_weights(only(runs / "fp32"))
+    held = model_weights(only(runs / "fp32"), parameters_of(config_of("fp32").model))
     assert torch.equal(theirs.lm_head.weight, held["head.weight"]().bfloat16())
 
 
 def test_what_their_form_has_no_place_for_is_named(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For example a bias that routes tokens: the exported model differs without it."""
     assert export_weights(runs / "fp32-tied", tmp_path / "a", None, 1 << 30)["left_out"] == []
-    held = {**model_weights(only(runs / "fp32")), "layers.0.ffn.bias": lambda: torch.zeros(8)}
-    monkeypatch.setattr(export, "model_weights", lambda folder: held)
+    held = {
+        **model_weights(only(runs / "fp32"), parameters_of(config_of("fp32").model)),
+        "layers.0.ffn.bias": lambda: torch.zeros(8),
+    }
+    monkeypatch.setattr(export, "model_weights", lambda *_: held)
     assert export_weights(runs / "fp32", tmp_path / "b", None, 1 << 30)["left_out"] == ["layers.0.ffn.bias"]
 
 

@@ -20,6 +20,7 @@ from engine.control.control import Control
 from engine.data.runtime.runtimes import RUNTIMES
 from engine.data.steps import Cursor
 from engine.errors import ExitCode, MemoryFitError, RunFolderError, StorageError
+from engine.models.decoder import Decoder
 from engine.planner.plan.step_plan import StepPlan
 from engine.run.background import BackgroundWriter
 from engine.run.checkpoints import newest_first, read
@@ -338,7 +339,7 @@ class Ahead:
 def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A trainer of six steps that computes nothing. It has neither plans nor a ledger of its own."""
     monkeypatch.setattr(loop, "run_step", lambda *rest: (torch.tensor(30.0), SimpleNamespace(data_wait_s=0.0)))
-    monkeypatch.setattr(loop, "end_step", lambda *rest: {})
+    monkeypatch.setattr(Decoder, "end_step", lambda *rest: {})
     monkeypatch.setattr(loop, "peak_bytes", lambda device: None)
     monkeypatch.setattr(loop, "learning_rate", lambda *rest: 1e-3)
     every = ["run.steps=6", "run.validate_every=4", "run.checkpoint_every=3"]

@@ -5,7 +5,7 @@ import torch
 
 from engine.config.load import load
 from engine.config.schema import Optimizer
-from engine.models.llama.model import Llama
+from engine.models.decoder import Decoder
 from engine.trainer.optimizer import build_optimizer
 from tests.allocations import allocated
 
@@ -17,7 +17,7 @@ def settings(**changes: object) -> Optimizer:
 
 
 def test_decay_acts_on_matrices_only() -> None:
-    model = Llama(load(["recipe=quickstart"]).model)
+    model = Decoder(load(["recipe=quickstart"]).model)
     groups = build_optimizer(model, settings(weight_decay=0.1)).param_groups
     decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     for name, parameter in model.named_parameters():

@@ -27,7 +27,7 @@ from engine.config.schema import Config
 from engine.data.inputs import RankInputs
 from engine.models.build import build_model
 from engine.models.common import loss as losses
-from engine.models.mixtral import grouped
+from engine.models.experts import grouped
 from engine.models.parallelize import parallelize
 from engine.offload.offload import Offload
 from engine.planner.make import plan_step

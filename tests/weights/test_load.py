@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from engine.cluster.mesh import Mesh
 from engine.config.load import load
 from engine.errors import DataError
+from engine.family.families import parameters_of
 from engine.models.build import build_model
 from engine.models.split import slice_of
 from engine.trainer.model import part_of
@@ -119,10 +120,10 @@ def test_a_device_reads_only_its_slices(
 
     monkeypatch.setattr("engine.weights.load.safe_open", noted)
     for place in map(mesh.place, range(mesh.ranks)):
-        model, needed = build_model(settings, part_of(settings, place)), 0
+        model, table, needed = build_model(settings, part_of(settings, place)), parameters_of(settings.model), 0
         load_weights(model, settings.model, folder)
         for name, parameter in model.named_parameters():
-            assert torch.equal(parameter, slice_of(name, expected[name], mesh.tp, place.tp)), name
+            assert torch.equal(parameter, slice_of(table[name], expected[name], mesh.tp, place.tp)), name
             # What pads the vocabulary is in no file: one row of the last slice.
             pads = name in ("embedding.weight", "head.weight") and place.tp == mesh.tp - 1
             needed += parameter.nbytes - (settings.model.hidden * parameter.itemsize if pads else 0)

@@ -9,7 +9,7 @@ import torch
 from engine.config.load import load
 from engine.models.common.attention import LocalAttention
 from engine.models.common.initialise import initialise
-from engine.models.llama.model import Llama
+from engine.models.decoder import Decoder
 from engine.trainer.optimizer import build_optimizer
 from engine.zero.engine import ZeroEngine
 from engine.zero.shards import sharded, stored
@@ -25,7 +25,7 @@ def norm_and_change(stage: int, dtype: str, clip: float, scale: float) -> tuple[
     shape = ["model.layers=1", "model.hidden=32", "model.ffn=48"]
     config = load(["recipe=quickstart", *shape, f"dtype={dtype}", f"zero.stage={stage}", f"optimizer.clip_norm={clip}"])
     with sharded(config):
-        model = Llama(config.model)
+        model = Decoder(config.model)
     initialise(model, 0, torch.device("cpu"), stored)
     engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
     before = [stored(p).values.detach().clone() for p in engine.module.parameters()]

@@ -19,7 +19,8 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 
 from engine.config.schema import Config
 from engine.errors import CheckpointError
-from engine.models.build import Transformer
+from engine.family.families import parameters_of
+from engine.models.decoder import Decoder
 from engine.zero import engine as zero_engine
 from engine.zero.engine import ZeroEngine
 from engine.zero.settings import deepspeed_settings
@@ -44,7 +45,7 @@ def folder_of(root: Path, kind: str, world: int, stage: int) -> Path:
     return root / f"{kind}, {world} ranks, stage {stage}"
 
 
-def set_biases(model: Transformer) -> None:
+def set_biases(model: Decoder) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("bias"):
             buffer.copy_(torch.arange(len(buffer)) * 3 % 7 - 3)
@@ -198,7 +199,8 @@ def bytes_of_a_load(root: Path) -> tuple[int, int, int]:
     engine = engine_of(config_of("fp32", 3, *large), seed=1)
     peak = allocated(lambda: engine.load(root)).peak
     moments = 2 * sum(flat.nbytes for flat in engine._engine.optimizer.fp32_partitioned_groups_flat)
-    return peak, moments, 4 * sum(shape.numel() for shape in SavedStates(root).shapes.values())
+    shapes = SavedStates(root, parameters_of(engine.module.shape)).shapes
+    return peak, moments, 4 * sum(shape.numel() for shape in shapes.values())
 
 
 def test_no_rank_holds_the_whole_model(tmp_path: Path) -> None:
@@ -234,10 +236,10 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     run_world(2, save_one, tmp_path)
     (states,) = (tmp_path / "zero").glob("*rank_1_*optim_states.pt")
     torch.save(torch.load(states, weights_only=False) | {"more": Member()}, states)
-    _ = [weight() for weight in master_weights(tmp_path).values()]
+    _ = [weight() for weight in master_weights(tmp_path, parameters_of(config_of("fp32", 1).model)).values()]
     torch.save(torch.load(states, weights_only=False) | {"more": Evil(tmp_path / "made")}, states)
     with pytest.raises(CheckpointError, match="contains objects that are no tensors"):
-        _ = [weight() for weight in master_weights(tmp_path).values()]
+        _ = [weight() for weight in master_weights(tmp_path, parameters_of(config_of("fp32", 1).model)).values()]
     assert not (tmp_path / "made").exists()
     torch.load(states, weights_only=False)
     assert (tmp_path / "made").exists(), "the test shows too little"

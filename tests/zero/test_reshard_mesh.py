@@ -19,6 +19,8 @@ from torch import Tensor
 from engine.config.load import resolved_yaml
 from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
+from engine.family.families import parameters_of
+from engine.family.parameters import Parameters
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.run import checkpoints
@@ -62,9 +64,9 @@ def chain_of(variant: Variant) -> Chain:
     return OF_SHARES if variant.shared else CHAIN
 
 
-def states_of(folder: Path) -> dict[str, Tensor]:
+def states_of(folder: Path, table: Parameters) -> dict[str, Tensor]:
     """All states of a checkpoint by parameter and key, whole."""
-    saved, found = SavedStates(folder), {}
+    saved, found = SavedStates(folder, table), {}
     for name, shape in saved.shapes.items():
         for key in (MASTER, *saved.keys):
             found[f"{name} {key}"] = torch.zeros(shape.numel())
@@ -113,12 +115,12 @@ def save_run(engine: Any, settings: Config, run: RunFolder) -> None:
 @pytest.mark.parametrize("name", [*VARIANTS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_a_checkpoint_of_one_mesh_continues_on_another(name: str) -> None:
     variant = (VARIANTS | MORE)[name]
-    meshes = chain_of(variant)
+    meshes, table = chain_of(variant), parameters_of(zero_settings((1, 1), variant).model)
     with tempfile.TemporaryDirectory() as root:
         ranks = run_world(WORLD, chain, variant, root)
         assert all(rank == ranks[0] for rank in ranks), "all ranks have the same norms"
         for before, after in pairwise(range(len(meshes))):
-            old, new = states_of(Path(root) / f"trained-{before}"), states_of(Path(root) / f"loaded-{after}")
+            old, new = (states_of(Path(root) / name, table) for name in (f"trained-{before}", f"loaded-{after}"))
             for key, value in (old | new).items():
                 # A tied model has one weight, or a copy of it on the last stage.
                 source = key if key in old else key.replace("head.weight", "embedding.weight")
@@ -126,7 +128,7 @@ def test_a_checkpoint_of_one_mesh_continues_on_another(name: str) -> None:
                 assert torch.equal(new[target], old[source]), (meshes[after], key)
                 assert value.abs().sum() > 0
             ours, theirs = (
-                model_weights(Path(root) / f"{kind}-{number}")
+                model_weights(Path(root) / f"{kind}-{number}", table)
                 for kind, number in (("trained", before), ("loaded", after))
             )
             for key in ours.keys() & theirs.keys():

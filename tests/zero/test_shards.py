@@ -19,8 +19,9 @@ from engine.attention.kernels.choice import choose
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.family.families import stored_names
-from engine.models.build import Transformer, build_model
+from engine.models.build import build_model
 from engine.models.common.initialise import initialise
+from engine.models.decoder import Decoder
 from engine.models.parallelize import parallelize
 from engine.trainer.model import make_model
 from engine.trainer.optimizer import build_optimizer
@@ -74,7 +75,7 @@ class Peak:
             yield writes
 
 
-def made() -> tuple[Transformer, Peak]:
+def made() -> tuple[Decoder, Peak]:
     with sharded(config()):
         model = build_model(config())
     parallelize(model, config(), torch.device("cpu"))

@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.config.load import load
 from engine.models.common.attention import LocalAttention
 from engine.models.common.initialise import initialise
-from engine.models.llama.model import Llama
+from engine.models.decoder import Decoder
 from engine.trainer.optimizer import build_optimizer
 from engine.zero.engine import ZeroEngine
 from engine.zero.shards import sharded, stored
@@ -44,7 +44,7 @@ def engine_of(stage: int, dtype: str, on_host: bool) -> ZeroEngine:
     optimizer = ["optimizer=adamw", f"optimizer.on_host={on_host}"]
     config = load(["recipe=quickstart", *shape, f"dtype={dtype}", f"zero.stage={stage}", *optimizer])
     with sharded(config):
-        model = Llama(config.model).to({"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
+        model = Decoder(config.model).to({"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
     initialise(model, 0, torch.device("cpu"), stored)
     return ZeroEngine(model, build_optimizer(model, config.optimizer), config)
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.config.load import load
 from engine.models.common.attention import LocalAttention
 from engine.models.common.initialise import initialise
-from engine.models.llama.model import Llama
+from engine.models.decoder import Decoder
 from engine.trainer.optimizer import build_optimizer
 from engine.zero.engine import ZeroEngine
 from engine.zero.shards import sharded, stored
@@ -91,7 +91,7 @@ def reads(stage: int, dtype: str, spoil: Callable[[Tensor], Any] | None = None) 
     config = load(["recipe=quickstart", *shape, f"dtype={dtype}", f"zero.stage={stage}", "optimizer.clip_norm=0.1"])
     device, tokens, found = torch.device("cpu"), torch.arange(5), []
     with sharded(config):
-        model = Llama(config.model).to({"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
+        model = Decoder(config.model).to({"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
     initialise(model, 0, device, stored)
     if spoil is not None:
         model.norm.register_forward_hook(lambda module, given, out: spoiled(out, spoil))

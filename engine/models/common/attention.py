@@ -33,7 +33,7 @@ class Shards(NamedTuple):
 
 @dataclass(eq=False)
 class SliceTotals:
-    """What the slices of one sequence have in common for the loss that balances experts (models/mixtral/balance.py).
+    """What the slices of one sequence have in common for the loss that balances experts (models/experts/balance.py).
 
     Complete after the forward pass of the last slice, which comes before the first backward pass. L layers, E experts.
     """

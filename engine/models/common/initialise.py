@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from engine.family.families import parameters_of
 from engine.models.common.norm import norm_weights
 from engine.models.common.part import Part
-from engine.models.split import dim_of, elements_of_slice, is_of_experts
+from engine.models.split import dim_of, elements_of_slice
 
 BLOCK = 1 << 20  # elements
 _STD = 0.02  # LLaMA's initializer_range
@@ -54,6 +55,7 @@ def initialise(
     generator, norms = torch.Generator(device), norm_weights(model)
     part: Part | None = getattr(model, "part", None)
     model_shape: Any = getattr(model, "shape", None)
+    table = parameters_of(model_shape) if part is not None else {}
 
     def drawn(name: str, block: int, size: int) -> Tensor:
         """Draw a block of a parameter of `size` elements."""
@@ -66,7 +68,7 @@ def initialise(
         if parameter in norms:
             values.fill_(1)
             continue
-        dim = dim_of(name) if part is not None and part.tp > 1 else None
+        dim = dim_of(table, name) if part is not None and part.tp > 1 else None
         if part is not None and name == "head.weight" and model_shape.tied:
             name = "embedding.weight"
         size = shape.numel()
@@ -85,7 +87,7 @@ def initialise(
                 size = model_shape.vocab * shape[1]
                 values[max(0, size - start) :].zero_()
                 values = values[: max(0, size - start)]
-        if part is not None and part.ep > 1 and is_of_experts(name):
+        if part is not None and part.ep > 1 and table[name].stacked:
             start, size = start + part.ep_rank * size, size * part.ep
         stop = start + len(values)
         for first in range(start - start % BLOCK, stop, BLOCK):

@@ -8,12 +8,12 @@ from torch import nn
 
 from engine.models.common import initialise as initialising
 from engine.models.common.initialise import Stored, initialise, whole
-from engine.models.llama.model import Llama
+from engine.models.decoder import Decoder
 from tests.models.shapes import LLAMA
 
 
 def weights(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    model = Llama(LLAMA["gqa"]).to(dtype)
+    model = Decoder(LLAMA["gqa"]).to(dtype)
     initialise(model, seed)
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 

@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from engine.data.inputs import IGNORE
 from engine.models.common.attention import PackedAttention, Shards, SliceOfShard
-from engine.models.mixtral.experts import Routed, count_each
+from engine.models.experts.layer import Routed, count_each
 
 
 def z_loss(routed: Sequence[Routed], labels: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""Mixtral (Jiang et al. 2024), a mixture-of-experts model: single-device code on packed tokens.
+"""The transformer of all families: single-device code on packed tokens, whose layers are those that its family lists.
 
-`engine/models/parallelize.py` adds recompute, offload, tiles and compiled operations; rings come with the attention
-context of each micro-batch.
+LLaMA (Touvron et al. 2023) with grouped-query attention as in LLaMA 2, Mixtral (Jiang et al. 2024), a mixture of
+experts. `engine/models/parallelize.py` adds recompute, offload, tiles and compiled operations; rings come with the
+attention context of each micro-batch.
 
-Letters: T tokens, C hidden size, H query heads, G key and value heads, D head size, V vocabulary, L layers, E experts,
-S sequences (or shards of them).
+Letters: T tokens, C hidden size, H query heads, G key and value heads, D head size, V vocabulary, L layers with
+experts, E experts, S sequences (or shards of them).
 """
 
 from __future__ import annotations
@@ -17,28 +18,30 @@ import torch
 from torch import Tensor, nn
 
 from engine.config.schema import Balance, Model
+from engine.family.families import family_of
 from engine.models.common.attention import Attention, LocalAttention, PackedAttention
 from engine.models.common.loss import Head
 from engine.models.common.norm import RMSNorm
 from engine.models.common.part import Between, Part, Rows
 from engine.models.common.rope import Rotation, rotary_embedding
 from engine.models.common.skip_init import Embedding
-from engine.models.mixtral.balance import expert_counts, load_balancing_loss, z_loss
-from engine.models.mixtral.experts import Experts, Routed
+from engine.models.common.swiglu import FeedForward
+from engine.models.experts.balance import expert_counts, load_balancing_loss, z_loss
+from engine.models.experts.layer import Experts, Routed
 
 
 class Layer(nn.Module):
-    """One pre-norm transformer layer with experts."""
+    """One pre-norm transformer layer, with `ffn` for its feed-forward part."""
 
-    def __init__(self, shape: Model, balance: Balance | None, part: Part) -> None:
+    def __init__(self, shape: Model, part: Part, ffn: FeedForward | Experts) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.attention = Attention(shape, part.tp)
         self.ffn_norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.ffn = Experts(shape, balance, part.tp, part.ep)
+        self.ffn = ffn
 
-    def forward(self, x: Tensor, rotation: Rotation, attention: PackedAttention) -> tuple[Tensor, Routed]:
-        """Compute the residual stream [T,C] after the layer, and the router's decisions."""
+    def forward(self, x: Tensor, rotation: Rotation, attention: PackedAttention) -> tuple[Tensor, Routed | None]:
+        """Compute the residual stream [T,C] after the layer, and the decisions of its router; None without experts."""
         return self.after_attention(x, attention(*self.before_attention(x, rotation)))
 
     # The layer is split into two methods, so that recompute can save the tensors between them (recompute.py).
@@ -47,13 +50,11 @@ class Layer(nn.Module):
         """Compute q [T,H,D], k and v [T,G,D] from the residual stream x [T,C]."""
         return self.attention.project(self.attention_norm(x), rotation)
 
-    def after_attention(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Routed]:
-        """Compute the rest of the layer from its input x [T,C] and the output of attention [T,H,D].
-
-        Returns the residual stream [T,C] and the router's decisions.
-        """
+    def after_attention(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Routed | None]:
+        """Compute the rest of the layer from its input x [T,C] and the output of attention [T,H,D]."""
         x = x + self.attention.output(attended)
-        out, routed = self.ffn(self.ffn_norm(x))
+        out = self.ffn(self.ffn_norm(x))
+        out, routed = out if isinstance(self.ffn, Experts) else (out, None)
         return x + out, routed
 
 
@@ -65,9 +66,9 @@ class Tally:
     expert_counts: Tensor | int = 0  # [L,E] tokens per expert, of the layers of the part
 
 
-class Mixtral(nn.Module):
-    """A Mixtral model of the given shape, or a part of it. Its weights are uninitialised: call `initialise` or load
-    them before use.
+class Decoder(nn.Module):
+    """A model of the given shape, or a part of it. Its weights are uninitialised: call `initialise` or load them
+    before use.
 
     Layers are numbered as in the whole model. With tied weights, a part with the head but without the embedding has a
     copy of the tied weight, named `head.weight`.
@@ -79,11 +80,18 @@ class Mixtral(nn.Module):
 
     def __init__(self, shape: Model, balance: Balance | None = None, part: Part | None = None) -> None:
         super().__init__()
-        part = part or Part.whole(shape)
+        part, kinds = part or Part.whole(shape), family_of(shape).layers(shape)
         self.shape, self.part, self.balance, self.tally = shape, part, balance, Tally()
+        # The numbers of all layers with experts, also those of other parts.
+        has_experts = [kind.experts for kind in kinds for _ in range(kind.count)]
+        self.routed_layers = [number for number in range(shape.layers) if has_experts[number]]
         self.run_layer: Callable[..., Any] = nn.Module.__call__  # parallelize.py wraps it
         self.embedding = Embedding(part.vocab_rows(shape), shape.hidden) if part.first else None
-        self.layers = nn.ModuleDict({str(number): Layer(shape, balance, part) for number in part.layers})
+        self.layers = nn.ModuleDict()
+        for number in part.layers:
+            routed = has_experts[number]
+            ffn = Experts(shape, balance, part.tp, part.ep) if routed else FeedForward(shape, part.tp)
+            self.layers[str(number)] = Layer(shape, part, ffn)
         self.norm = RMSNorm(shape.hidden, shape.norm_eps) if part.last else None
         self.head = Head(shape.hidden, part.vocab_rows(shape)) if part.last else None
         if shape.tied and self.embedding is not None and self.head is not None:
@@ -101,8 +109,8 @@ class Mixtral(nn.Module):
         `positions` [T] count from 0 within each sequence. Labels equal to `IGNORE` are ignored. If `attention`
         is None, every sequence is assumed to be complete on this device.
 
-        In training the loss includes terms that balance the experts. Summed over ranks and micro-batches and divided
-        by the loss tokens of the step, it is
+        In training the loss of a model with experts includes terms that balance them. Summed over ranks and
+        micro-batches and divided by the loss tokens of the step, it is
 
             cross-entropy + loss_weight * load balancing loss + z_weight * z-loss
 
@@ -120,9 +128,10 @@ class Mixtral(nn.Module):
             loss = self.head(self.norm(x), labels)
         balancing = None
         if labels is not None and self.balance is not None and self.training:
-            if loss is not None:
+            if loss is not None and self.routed_layers:
                 self.tally.cross_entropy = self.tally.cross_entropy + loss.detach().double()
-            balancing = self._balancing(routed, labels, attention, self.balance)
+            if routed:
+                balancing = self._balancing(routed, labels, attention, self.balance)
         if loss is None:
             return Between(x, balancing)
         return loss if balancing is None else loss + balancing
@@ -139,12 +148,13 @@ class Mixtral(nn.Module):
         return self.rows.total(share)
 
     def hidden(self, tokens: Tensor, positions: Tensor, attention: PackedAttention) -> tuple[Tensor, list[Routed]]:
-        """Compute the residual stream [R,C] after the last layer, and the router decisions of each layer."""
+        """Compute the residual stream [R,C] after the last layer, and the router decisions of layers with experts."""
         x = tokens if self.embedding is None else self.embedding(tokens)
         rotation, routes = rotary_embedding(positions, self.shape, x.dtype), []
         for number, layer in self.layers.items():
             x, routed = self.run_layer(layer, x, rotation, attention.at(int(number)))
-            routes.append(routed)
+            if routed is not None:
+                routes.append(routed)
         return x, routes
 
     @torch.no_grad()
@@ -156,26 +166,29 @@ class Mixtral(nn.Module):
         With `balance.by=bias`, the bias of an expert with more tokens than the mean decreases by one unit; with fewer
         tokens it increases by one. Returns the metrics `cross_entropy`, the mean over loss tokens, and
         `busiest_expert`, the largest load of an expert in any layer divided by the mean load; no metrics if `balance`
-        is None. If the step was not `updated`, because its loss is not finite, biases stay and there are no metrics.
+        is None, or without experts. If the step was not `updated`, because its loss is not finite, biases stay and
+        there are no metrics.
 
         Collective: all ranks must call it, each after at least one micro-batch. `sum_over_ranks` sums a tensor over all
         HDP ranks and stages; `loss_tokens` is the step's total.
         """
-        cross_entropy, counts = self.tally.cross_entropy, self.tally.expert_counts
-        self.tally = Tally()
-        if not updated or not isinstance(counts, Tensor):
+        tally, experts, own, self.tally = self.tally, self.shape.experts, self.experts(), Tally()
+        ran = isinstance(tally.expert_counts, Tensor) or not own
+        if not updated or self.balance is None or not self.routed_layers or not ran:
             return {}
         # One sum for all layers and the cross-entropy: float64 holds integers up to 2^53 exactly.
-        sums = counts.new_zeros(self.shape.layers * self.shape.experts + 1, dtype=torch.float64)
-        tokens, layers = sums[:-1].view(-1, self.shape.experts), self.part.layers
-        tokens[layers.start : layers.stop] = counts.double()
-        sums[-1] = cross_entropy
+        device = next(self.parameters()).device
+        sums = torch.zeros(len(self.routed_layers) * experts + 1, dtype=torch.float64, device=device)
+        first = sum(number < self.part.layers.start for number in self.routed_layers)
+        if own:
+            sums[:-1].view(-1, experts)[first : first + len(own)] = tally.expert_counts
+        sums[-1] = tally.cross_entropy
         sums = sum_over_ranks(sums)
-        tokens = sums[:-1].view_as(tokens)
-        load = tokens * self.shape.experts / tokens.sum(-1, keepdim=True)
-        for experts, of_layer in zip(self.experts(), load[layers.start : layers.stop], strict=True):
-            if experts.bias is not None:
-                experts.bias += torch.sign(1 - of_layer).long()
+        tokens = sums[:-1].view(-1, experts)
+        load = tokens * experts / tokens.sum(-1, keepdim=True)
+        for of_layer, load_of_layer in zip(own, load[first : first + len(own)], strict=True):
+            if of_layer.bias is not None:
+                of_layer.bias += torch.sign(1 - load_of_layer).long()
         return {"cross_entropy": float(sums[-1]) / loss_tokens, "busiest_expert": float(load.max())}
 
     def experts(self) -> list[Experts]:

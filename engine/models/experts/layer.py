@@ -30,7 +30,7 @@ from engine.models.common.part import as_it_is
 from engine.models.common.pointwise import SWIGLU, Op
 from engine.models.common.skip_init import Linear
 from engine.models.common.tiles import in_tiles
-from engine.models.mixtral.grouped import grouped, outer
+from engine.models.experts.grouped import grouped, outer
 
 
 class Routed(NamedTuple):
@@ -240,3 +240,13 @@ def count_each(numbers: Tensor, limit: int) -> Tensor:
     Unlike `torch.bincount`, it does not make the host wait for the GPU.
     """
     return numbers.new_zeros(limit).scatter_add_(0, numbers, torch.ones_like(numbers))
+
+
+def expert_weights(model: nn.Module) -> set[nn.Parameter]:
+    """Return the stacked weights of all `Experts` modules, not those of their routers."""
+    return {
+        weight
+        for module in model.modules()
+        if isinstance(module, Experts)
+        for weight in (module.gate, module.up, module.down)
+    }
