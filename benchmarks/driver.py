@@ -94,10 +94,12 @@ def origin() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The checkout's commit, marked if files differ from it; empty outside of a repository."""
-    git = ["git", "-C", str(ROOT)]
-    found = subprocess.run([*git, "describe", "--always", "--dirty", "--exclude=*"], capture_output=True, check=False)
-    return found.stdout.decode().strip()
+    """The checkout's commit, marked if files differ from it; empty outside of a repository, and without git."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(git, capture_output=True, check=False).stdout.decode().strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _processor() -> str:

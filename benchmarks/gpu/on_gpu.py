@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from benchmarks.driver import origin
 from engine.files import write_durably
 from engine.hardware.timing import timed
 from engine.launch.agents.commands import ALLOCATORS
@@ -120,9 +121,9 @@ def new_peak(device: torch.device) -> int:
 
 
 def write(path: Path | None, device: torch.device, **figures: Any) -> None:
-    """Write the figures and the name of the device as JSON, if a path is given."""
+    """Write the figures as JSON, with the device, machine, commit and command line, if a path is given."""
     if path is not None:
-        write_durably(path, (json.dumps({**machine(device), **figures}, indent=1) + "\n").encode())
+        write_durably(path, (json.dumps({**origin(), **machine(device), **figures}, indent=1) + "\n").encode())
 
 
 def machine(device: torch.device) -> dict[str, str]:

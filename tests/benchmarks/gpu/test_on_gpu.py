@@ -49,7 +49,8 @@ def test_a_dry_run_needs_no_gpu_and_uses_none(monkeypatch: pytest.MonkeyPatch) -
 def test_figures_are_written_with_the_machine(tmp_path: Path) -> None:
     on_gpu.write(tmp_path / "a.json", torch.device("cpu"), rows=[{"ms": 1.5}])
     found = json.loads((tmp_path / "a.json").read_text())
-    assert found == {"device": "CPU", "torch": torch.__version__, "rows": [{"ms": 1.5}]}
+    assert (found["device"], found["torch"], found["rows"]) == ("CPU", torch.__version__, [{"ms": 1.5}])
+    assert found["command"].startswith("python ") and found["commit"]
     on_gpu.write(None, torch.device("cpu"), rows=[])
 
 
