@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.files import write_durably
+from engine.format_number import format_number
 from engine.readers import read_object
 
 # 1 had no `ring_s`, and counted an all-reduce as a reduce-scatter. In 2 the first round of a ring cost what others do.
@@ -81,8 +82,13 @@ def read(path: Path, cluster: str) -> Calibration:
         raise _refusal(path, f"it cannot be read: {error.strerror}") from error
     except ConfigError as error:
         raise _refusal(path, f"it {error}") from error
-    if found.pop("schema", None) != SCHEMA:
-        raise _refusal(path, f"it is not a calibration file with schema version {SCHEMA}")
+    try:
+        written = format_number(found, SCHEMA, str(path), ConfigError, key="schema")
+    except ConfigError as error:
+        raise _refusal(path, f"it {error}") from error
+    if written < SCHEMA:
+        raise _refusal(path, f"it is not a calibration file of format {SCHEMA}")
+    found = {name: value for name, value in found.items() if name != "schema"}
     found = _NEW | found
     names = [field.name for field in fields(Calibration)]
     missing = [name for name in names if name not in found]

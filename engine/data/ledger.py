@@ -1,7 +1,7 @@
 """The ledger of a run: which documents were in each step, where they ran, and hashes of their contents.
 
 ```
- RUN/ledger/sources.json             names of the sources, by their number in the ledger
+ RUN/ledger/sources.json             the format, and names of the sources, by their number in the ledger
             documents-00000000.bin   rows of steps 1 .. 1000, each a sequence: ROW. The same for any number of ranks
             ranks-00000000.bin       rows of steps 1 .. 1000, each a shard of a sequence: SHARD
             hashes-00000000.bin      rows of steps 1 .. 1000, each the hashes of a step's rows in both files: HASHES
@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from engine.data.steps import SequenceTable
 from engine.errors import DataError
 from engine.files import append, new_file, sync, write_durably
+from engine.format_number import format_number
 from engine.planner.plan.step_plan import StepPlan
 from engine.readers import HUGE, read_bytes, read_json
 from engine.run.checkpoints import START_OVER
@@ -58,6 +59,7 @@ LIMIT = 8 << 30  # bytes of all files but the last one
 _KINDS = {"documents": ROW, "ranks": SHARD, "hashes": HASHES}
 _PLACE = ["source", "block", "document"]
 _RESTORE = "restore it from a copy; without one, training continues, but these steps cannot be traced"
+FORMAT = 2  # of all files. In 1, sources.json is the list of names alone, and some ledgers have no hashes
 Rows = NDArray[np.void]
 
 
@@ -71,6 +73,7 @@ class Ledger:
         """
         self.folder, self._sources, self._limit = folder, sources, limit
         self._numbers: NDArray[np.int64]  # in the ledger, of each source
+        self._is_known = False  # whether this version reads the format
         self._last: int | None = None  # step that this process has recorded
         self._replaced = np.empty(0, dtype=ROW)  # rows of steps that are run again
 
@@ -78,7 +81,7 @@ class Ledger:
     def sources(self) -> list[str]:
         """The names of all sources that the run ever had, by their number in the ledger.
 
-        Raises DataError if their file is damaged.
+        Raises DataError if their file is damaged, or if a newer version wrote the ledger.
         """
         path = self.folder / "sources.json"
         hint = f"restore it from a copy, or rename {self.folder}: the run then begins another ledger"
@@ -86,6 +89,9 @@ class Ledger:
             found = read_json(path, hint=hint)
         except FileNotFoundError:
             return []
+        if isinstance(found, dict):
+            format_number(found, FORMAT, str(path))
+            found = found.get("sources")
         if not (isinstance(found, list) and all(isinstance(name, str) for name in found)):
             raise DataError("is damaged: it does not list the sources of the run", key=str(path), hint=hint)
         return found
@@ -187,6 +193,8 @@ class Ledger:
 
         What a crash has left at its end is left out: a part of a row, and, after a power loss, anything.
         """
+        if not self._is_known:
+            self._is_known = bool(self.sources)  # raises DataError if a newer version wrote the ledger
         dtype = _KINDS[kind]
         try:
             content = read_bytes(self._path(kind, number), HUGE)
@@ -207,7 +215,7 @@ class Ledger:
         known = self.sources
         if new := [name for name in self._sources if name not in known]:
             known += new
-            write_durably(self.folder / "sources.json", json.dumps(known).encode())
+            write_durably(self.folder / "sources.json", json.dumps({"format": FORMAT, "sources": known}).encode())
         self._numbers = np.array([known.index(name) for name in self._sources], dtype=np.int64)
         draft, last = self._replaced_path.with_suffix(".writing"), step - 1
         with new_file(draft) as file:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError
+from engine.format_number import format_number
 from engine.readers import read_object
 
-SCHEMA = 4
+SCHEMA = 4  # format of PREFIX.json, and of the parts in data.cache, whose names contain it
 _open_tokenizer = cache(open_tokenizer)
 
 
@@ -73,17 +74,23 @@ def parts_path(prefix: Path) -> Path:
 def read_facts(prefix: Path) -> Facts | None:
     """Read what is known about a token file; None if it was written by another tool.
 
-    Raises DataError if PREFIX.json is damaged.
+    Raises DataError if PREFIX.json is damaged, or if a newer version wrote it.
     """
     path = facts_path(prefix)
     try:
         found = read_object(path)
-        if found.pop("schema") != SCHEMA:
-            raise ValueError("another schema")
-        return Facts(**found)
     except FileNotFoundError:
         return None
-    except (OSError, DataError, ValueError, TypeError, KeyError) as error:
-        message = "does not describe a token file of this version"
-        hint = f"remove {prefix}.idx, and pack the documents again"
-        raise DataError(message, key=str(path), hint=hint) from error
+    except (OSError, DataError) as error:
+        raise _not_described(prefix) from error
+    if format_number(found, SCHEMA, str(path), key="schema") != SCHEMA:
+        raise _not_described(prefix)
+    try:
+        return Facts(**{key: value for key, value in found.items() if key != "schema"})
+    except TypeError as error:
+        raise _not_described(prefix) from error
+
+
+def _not_described(prefix: Path) -> DataError:
+    hint = f"remove {prefix}.idx, and pack the documents again"
+    return DataError("does not describe a token file of this version", key=str(facts_path(prefix)), hint=hint)

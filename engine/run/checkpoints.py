@@ -30,8 +30,10 @@ from engine.control import progress
 from engine.errors import CheckpointError, StorageError, storage_error
 from engine.files import sync, write_durably
 from engine.folders import Draft, opened, remove_folder
+from engine.format_number import format_number
 from engine.readers import LARGE, parse_line, read_bytes, read_object
 
+FORMAT = 1  # of the manifest; those of the first versions have no number
 MANIFEST = "manifest.json"
 PREFIX = "step-"
 BLOCK = 64 << 20  # bytes per hash
@@ -40,6 +42,10 @@ _POLL_S = 0.05
 _log = logging.getLogger(__name__)
 _TORCH = "PytorchStreamWriter", "inline_container"  # in errors of torch.save, which hides the OSError
 START_OVER = "`train --resume never` starts again from step 1 and keeps the old run in a folder next to it"
+
+
+class UnknownFormatError(CheckpointError):
+    """A newer version wrote the checkpoint. It is not damaged: an older one of the run must not take its place."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +285,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def parse_manifest(content: bytes, folder: Path) -> Manifest:
-    """Check the content of a manifest, of the checkpoint `folder`. Raises CheckpointError if it is damaged."""
+    """Check the content of a manifest, of the checkpoint `folder`.
+
+    Raises CheckpointError if it is damaged, UnknownFormatError if a newer version wrote it.
+    """
     with _reports_damage(folder):
         first, _, second = content.partition(b"\n")
         if second and second != _seal(first):
@@ -287,6 +296,7 @@ def parse_manifest(content: bytes, folder: Path) -> Manifest:
         values = parse_line(first)
         if not second and "block" in values:
             raise _damage(folder, f"{MANIFEST} is cut short")
+        format_number(values, FORMAT, str(folder), UnknownFormatError)
         block, files = values.get("block"), values["files"]
         if block is None:
             files = {name: [digest] for name, digest in files.items()}
@@ -313,7 +323,7 @@ def _state(values: dict[str, Any]) -> TrainState:
 def _write_manifest(folder: Path, state: TrainState, files: Mapping[str, tuple[int, Sequence[str]]]) -> None:
     """Write the manifest durably. `files` has the size and the hashes of the blocks of each file, by name."""
     hashes, sizes = ({name: facts[index] for name, facts in files.items()} for index in (1, 0))
-    values = {"block": BLOCK, "state": asdict(state), "files": hashes, "sizes": sizes}
+    values = {"format": FORMAT, "block": BLOCK, "state": asdict(state), "files": hashes, "sizes": sizes}
     first = json.dumps(values).encode()
     write_durably(folder / MANIFEST, first + b"\n" + _seal(first))
 

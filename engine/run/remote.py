@@ -25,6 +25,7 @@ from engine.run.checkpoints import (
     START_OVER,
     Manifest,
     TrainState,
+    UnknownFormatError,
     check_sizes,
     folder_name,
     hash_of,
@@ -170,6 +171,8 @@ class Remote:
             damaged = None
             try:
                 self.check(name)
+            except UnknownFormatError:
+                raise
             except CheckpointError as error:
                 damaged = str(error).removeprefix(DAMAGED)
             rows.append({"path": f"{self.url}/{name}", "damaged": damaged})
@@ -216,8 +219,10 @@ class Remote:
         try:
             yield
         except CheckpointError as error:
-            hint = "choose another checkpoint: `bytescale ckpt list` shows them"
-            raise CheckpointError(str(error), key=f"{self.url}/{name}", hint=hint) from error
+            hint: str | None = "choose another checkpoint: `bytescale ckpt list` shows them"
+            if isinstance(error, UnknownFormatError):
+                hint = error.problems[0].hint
+            raise type(error)(str(error), key=f"{self.url}/{name}", hint=hint) from error
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from engine.run.checkpoints import (
     MANIFEST,
     START_OVER,
     Retention,
+    UnknownFormatError,
     bytes_of,
     check_sizes,
     newest_first,
@@ -46,12 +47,15 @@ def choose(checkpoints: Path, say: Callable[[str], None], hashes: bool = True) -
     """Return the newest intact checkpoint, or None if there are no checkpoints at all. Changes nothing on disk.
 
     Without `hashes` only manifests and the sizes of files are checked, which reads little.
-    Raises CheckpointError if every checkpoint is damaged: starting over silently would hide the loss.
+    Raises CheckpointError if every checkpoint is damaged: starting over silently would hide the loss. Raises
+    UnknownFormatError if a newer version wrote the newest.
     """
     damaged: list[tuple[str, str]] = []
     for folder in newest_first(checkpoints):
         try:
             read(folder) if hashes else check_sizes(folder)
+        except UnknownFormatError:
+            raise
         except CheckpointError as error:
             damaged.append((folder.name, str(error).removeprefix(DAMAGED)))
         else:
@@ -133,6 +137,8 @@ def check_all(source: Path | str) -> list[dict[str, Any]]:
         damaged = None
         try:
             read(folder)
+        except UnknownFormatError:
+            raise
         except CheckpointError as error:
             damaged = str(error).removeprefix(DAMAGED)
         rows.append({"path": str(folder), "damaged": damaged})
@@ -160,6 +166,8 @@ def thin_out(run: Path, keep: Retention, dry_run: bool, say: Callable[[str], Non
             try:
                 if len(intact) < keep.newest:
                     read(one)
+            except UnknownFormatError:
+                raise
             except CheckpointError as error:
                 say(
                     f"warning: {one.name} is damaged ({str(error).removeprefix(DAMAGED)}); it stays, and does not count"

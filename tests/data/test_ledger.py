@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -359,7 +360,28 @@ def test_rows_that_are_cut_off_are_damage_and_those_without_hashes_are_not_check
     assert len(Ledger(tmp_path).documents(4)) == len(table_of(4))
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{}", "\0"])
+@pytest.mark.parametrize("number", [99, 0, -1, "two", None])
+def test_a_ledger_of_a_newer_format_or_one_that_never_was_is_refused(number: object, tmp_path: Path) -> None:
+    """Whatever is read or written: its rows may mean something else."""
+    record(opened(tmp_path), 1)
+    path = tmp_path / "sources.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": number}))
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    for read in (
+        lambda: Ledger(tmp_path).documents(1),
+        lambda: Ledger(tmp_path).shards(1),
+        lambda: Ledger(tmp_path).damaged(),
+        lambda: list(Ledger(tmp_path).parts()),
+        lambda: record(opened(tmp_path), 2),
+    ):
+        with pytest.raises(DataError) as caught:
+            read()
+        (problem,) = caught.value.problems
+        assert problem.key == str(path) and str(number) in problem.message and problem.hint
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", "\0", '{"format": 2, "sources": "web"}'])
 def test_damaged_names_of_sources_are_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "sources.json").write_text(text)
     with pytest.raises(DataError, match=r"is damaged|is not JSON") as caught:

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.config.schema import Model
 from engine.data.steps import Cursor, Place
-from engine.run.checkpoints import TrainState, write
+from engine.run.checkpoints import TrainState, _seal, write
 
 FINGERPRINTS = {"data": "f"} | {f"source-{number}": "0123456789abcdef" * 2 for number in range(10)}
 TOKEN = "0123456789abcdef"  # of the drafts of all ranks
@@ -77,3 +77,10 @@ def make_older(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     values["files"] = {name: hashes[0] for name, hashes in values["files"].items()}
     change(values)
     (folder / "manifest.json").write_text(json.dumps(values) + "\n")
+
+
+def renumber(folder: Path, number: object) -> None:
+    """Give the manifest another format number, with its hash, and content that this version does not know."""
+    values = json.loads((folder / "manifest.json").read_text().splitlines()[0])
+    first = json.dumps(values | {"format": number, "files": 3}).encode()
+    (folder / "manifest.json").write_bytes(first + b"\n" + _seal(first))

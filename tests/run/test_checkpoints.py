@@ -224,7 +224,7 @@ def test_beginning_reads_the_state_and_hashes_nothing(tmp_path: Path) -> None:
         engine=SimpleNamespace(load=asked.append),
         trace=SimpleNamespace(resume=asked.append),
         control="control",
-        ahead=SimpleNamespace(request=asked.append),
+        data=SimpleNamespace(request=asked.append),
     )
     Trainer.begin(trainer, folder)  # type: ignore[arg-type]
     assert asked == [folder, "control", Cursor(1, 100, {"data": Place(0, 0, 7)})]

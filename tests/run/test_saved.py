@@ -10,10 +10,11 @@ import pytest
 from engine.errors import CheckpointError, RunFolderError
 from engine.files import locked
 from engine.run import checkpoints as checkpoint
-from engine.run.checkpoints import Retention, newest_first
+from engine.run.checkpoints import Retention, UnknownFormatError, newest_first
+from engine.run.remote import Remote, fetch
 from engine.run.saved import check_all, choose, listed, thin_out, verified
 from tests.permissions import locked_out
-from tests.run.damage import flip, mistype, remove, save, scramble, truncate, unmanifest
+from tests.run.damage import flip, mistype, remove, renumber, save, scramble, truncate, unmanifest
 
 
 def test_a_list_includes_damaged_checkpoints_and_hashes_nothing(
@@ -126,6 +127,30 @@ def test_only_damaged_checkpoints_are_an_error_and_no_checkpoint_is_not(tmp_path
     with pytest.raises(CheckpointError, match="no intact checkpoint: step-00000001 is damaged"):
         choose(tmp_path, lambda line: None)
     assert (tmp_path / "step-00000001").exists()
+
+
+@pytest.mark.parametrize("number", [99, 0, -1, "two", None])
+def test_an_older_checkpoint_does_not_take_the_place_of_one_in_a_newer_format(number: object, tmp_path: Path) -> None:
+    """It is not damaged: the run would go back and set aside what a newer version has trained."""
+    checkpoints, said = tmp_path / "checkpoints", list[str]()
+    folders = [save(checkpoints, step) for step in (1, 2)]
+    renumber(folders[1], number)
+    for look in (
+        *(lambda hashes=hashes: choose(checkpoints, said.append, hashes) for hashes in (True, False)),
+        *(lambda source=source: verified(source, said.append) for source in (tmp_path, folders[1])),
+        lambda: check_all(tmp_path),
+        lambda: thin_out(tmp_path, Retention(1), False, said.append),
+        lambda: Remote(f"file://{checkpoints}", "run.remote").checked(),
+        lambda: fetch(Remote(f"file://{checkpoints}", "run.remote"), tmp_path / "other", print, said.append),
+    ):
+        with pytest.raises(UnknownFormatError) as caught:
+            look()
+        (problem,) = caught.value.problems
+        assert str(problem.key).endswith(str(folders[1])) and str(number) in problem.message
+        assert "ByteScale" in str(problem.hint) or number != 99
+    assert said == [] and verified(folders[0], said.append) == folders[0]
+    newest, older = listed(tmp_path)
+    assert str(number) in newest["damaged"] and older["damaged"] is None
 
 
 @pytest.mark.parametrize("mode", [0, 0o300, 0o600])
