@@ -22,7 +22,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -36,7 +36,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks import driver
 from engine.control.branch import Branch
 from engine.control.control import Control
-from engine.control.link import Link, line_of
+from engine.control.link import Link
+from engine.control.protocol import Job, Message, Reduce, line_of
 from engine.control.reduction import FAN_OUT, MAX, Operation, children
 from engine.control.sockets import Listener, connect
 from engine.launch.agents.agent import Agent
@@ -130,8 +131,8 @@ def real(agents: int, ranks: int = RANKS) -> tuple[Rank, float]:
         program = [sys.executable, str(Path(__file__).resolve()), "rank", root]
         commands = []
         for first in range(0, agents * ranks, ranks):
-            job: dict[str, Any] = {"folder": root, "environment": {}, "peer": None, "alone": True}
-            job["ranks"] = [[rank, program] for rank in range(first, first + ranks)]
+            numbers = range(first, first + ranks)
+            job = Job(root, [(rank, program) for rank in numbers], {}, gpus=False, alone=True, peer=None)
             commands.append(NodeCommand("localhost", (sys.executable, "-m", "engine.launch.agents.agent"), {}, job))
         run_ranks(commands, folder, lambda: None, lambda text: None)
         found = json.loads((folder.root / "found.json").read_text())
@@ -166,7 +167,7 @@ def _count(link: Link, counted: dict[str, int]) -> None:
         counted["sent"] += len(line)
         return write(line)
 
-    def counting_receive() -> list[dict[str, Any]]:
+    def counting_receive() -> list[Message]:
         messages = receive()
         counted["received"] += sum(len(line_of(message)) for message in messages)
         return messages
@@ -197,9 +198,9 @@ class Recorded(Control):
         self.agent: Any = self
         self.operations = list[Operation]()
 
-    def send(self, reduce: Operation) -> None:
-        self.operations.append(reduce)
-        self._results.put(reduce)
+    def send(self, message: Reduce) -> None:
+        self.operations.append(message.operation)
+        self._results.put(message.operation)
 
 
 class SimulatedRank:
@@ -216,9 +217,10 @@ class SimulatedRank:
     def go_on(self) -> None:
         """Send the next operation."""
         operation = next(self._operations, None)
-        self.done = operation is None
-        if not self.done:
-            self.link.send(reduce=operation)
+        if operation is None:
+            self.done = True
+        else:
+            self.link.send(Reduce(operation))
 
     def read(self) -> None:
         """Take what has arrived."""
@@ -245,11 +247,12 @@ class SimulatedAgent:
         ]
         send = self.branch._send
 
-        def counting(links: Any, **message: Any) -> None:
+        def counting(links: Iterable[Link], message: Message | None = None) -> None:
             links = list(links)
-            self.counted["sent"] += len(links) * len(line_of(message))
-            self.counted["messages"] += len(links)
-            send(links, **message)
+            if message is not None:
+                self.counted["sent"] += len(links) * len(line_of(message))
+                self.counted["messages"] += len(links)
+            send(links, message)
 
         self.branch._send = counting  # type: ignore[method-assign]
 
@@ -359,7 +362,8 @@ class Costs:
                 selector.register(link, selectors.EVENT_READ)
             for turn in range(repeats):
                 for number, link in enumerate(theirs):
-                    link.send(reduce=[f"/{turn}", MAX, [0.012345678901234567, 34_359_738_368, 0, 0.0]])
+                    value = [0.012345678901234567, 34_359_738_368, 0, 0.0]
+                    link.send(Reduce(Operation(f"/{turn}", MAX, value)))
                     began = time.perf_counter()
                     ((key, _),) = selector.select()
                     found: Any = key.fileobj
@@ -382,8 +386,8 @@ def _look_s(repeats: int) -> float:
         ends = [end.detach() for end in socket.socketpair()]
         launcher, other = (Link(end, end) for end in ends)
         agent = Agent(launcher)
-        ranks = [[rank, ["sleep", "60"]] for rank in range(RANKS)]
-        agent._start({"folder": root, "ranks": ranks, "environment": {}, "peer": None, "alone": True})
+        ranks = [(rank, ["sleep", "60"]) for rank in range(RANKS)]
+        agent._start(Job(root, ranks, {}, gpus=False, alone=True, peer=None), None)
         taken = []
         try:
             for _ in range(repeats):

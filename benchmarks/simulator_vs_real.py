@@ -166,16 +166,16 @@ def run(work: str, config: Config, root: Path) -> None:
     """Run this file with the arguments `work` and `root` on all ranks."""
     from engine.cluster.cluster import Cluster
     from engine.hardware.prepare import write_folder
-    from engine.launch.agents.commands import node_commands
+    from engine.launch.agents.commands import NodeCommand, node_commands
     from engine.launch.agents.ranks import run_ranks
 
     folder = RunFolder(root)
     write_folder(config, folder)
-    commands = node_commands(Cluster.of(config.cluster), folder, None, config)
-    for command in commands:
-        program = [sys.executable, str(Path(__file__).resolve()), work, str(root)]
-        command.job["ranks"] = [[rank, program] for rank in command.ranks]
-        command.job["environment"]["OMP_NUM_THREADS"] = "1"
+    program, commands = [sys.executable, str(Path(__file__).resolve()), work, str(root)], list[NodeCommand]()
+    for command in node_commands(Cluster.of(config.cluster), folder, None, config):
+        environment = {**command.job.environment, "OMP_NUM_THREADS": "1"}
+        job = replace(command.job, ranks=[(rank, program) for rank in command.ranks], environment=environment)
+        commands.append(replace(command, job=job))
     run_ranks(commands, folder, lambda: None, lambda text: None)
 
 

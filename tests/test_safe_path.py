@@ -74,7 +74,7 @@ def test_ranks_on_other_hosts_get_the_variable(working: Path) -> None:
     cluster = Cluster((Node("alpha", 1), Node("beta", 1)), 2**30)
     commands = node_commands(cluster, RunFolder(working), None, load([]))
     assert all(" PYTHONSAFEPATH=1 " in command.arguments[-1] for command in commands), "agents"
-    assert all(command.job["environment"]["PYTHONSAFEPATH"] == "1" for command in commands), "ranks"
+    assert all(command.job.environment["PYTHONSAFEPATH"] == "1" for command in commands), "ranks"
 
 
 def test_in_our_own_checkout_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 from engine.control.keys import Keys
-from engine.control.link import Link, line_of
+from engine.control.link import Link
+from engine.control.protocol import Answer, Ask, Message, Reduce, Result, line_of
 from engine.control.reduction import Operation, Reduction
 from engine.control.sockets import Listener
 
@@ -46,25 +47,25 @@ class Branch:
         """The file descriptor that is readable while there is work."""
         return self._selector.fileno()
 
-    def take(self, member: Link, message: dict[str, Any]) -> None:
-        """Take an operation or a question about keys, if a message of a rank or child agent has one."""
-        if "reduce" in message:
-            whole = self._reduction.add(member, message["reduce"])
-            if whole is None:
-                return
-            if self._parent is None:
-                self._answer(whole)
-            else:
-                self._send([self._parent], reduce=whole)
-        if "ask" in message:
-            if self._parent is None:
-                for asker, ticket, answer in self._keys.ask(member, *message["ask"]):
-                    self._send([asker], answer=[ticket, answer])
-            else:
-                self._tickets += 1
-                ticket, *question = message["ask"]
-                self._asked[self._tickets] = member, ticket
-                self._send([self._parent], ask=[self._tickets, *question])
+    def take(self, member: Link, message: Message) -> None:
+        """Take an operation or a question about keys of a rank or child agent. Other messages are ignored."""
+        match message:
+            case Reduce(operation):
+                whole = self._reduction.add(member, operation)
+                if whole is None:
+                    return
+                if self._parent is None:
+                    self._answer(whole)
+                else:
+                    self._send([self._parent], Reduce(whole))
+            case Ask(ticket, question, arguments):
+                if self._parent is None:
+                    for asker, theirs, answer in self._keys.ask(member, ticket, question, *arguments):
+                        self._send([asker], Answer(theirs, answer))
+                else:
+                    self._tickets += 1
+                    self._asked[self._tickets] = member, ticket
+                    self._send([self._parent], Ask(self._tickets, question, arguments))
 
     def work(self) -> None:
         """Take what other agents have sent, and send what could not be sent before, without waiting."""
@@ -116,17 +117,18 @@ class Branch:
         for message in messages:
             if agent is not self._parent:
                 self.take(agent, message)
-            elif "result" in message:
-                self._answer(message["result"])
-            elif "answer" in message:
-                ticket, answer = message["answer"]
-                asker, theirs = self._asked.pop(ticket)
-                self._send([asker], answer=[theirs, answer])
+                continue
+            match message:
+                case Result(operation):
+                    self._answer(operation)
+                case Answer(ticket, value):
+                    asker, theirs = self._asked.pop(ticket)
+                    self._send([asker], Answer(theirs, value))
 
     def _answer(self, operation: Operation) -> None:
-        self._send(self._reduction.answered(operation[0]), result=operation)
+        self._send(self._reduction.answered(operation.name), Result(operation))
 
-    def _send(self, links: Iterable[Link], **message: Any) -> None:
+    def _send(self, links: Iterable[Link], message: Message | None = None) -> None:
         """Send a message to each link; without a message, what is unsent."""
         line = line_of(message) if message else b""
         for link in links:

@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import select
+import sys
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -17,6 +18,7 @@ from typing import Any
 
 from engine.control.clock import AwakeClock
 from engine.control.link import BEAT_S, SILENCE_S, Link
+from engine.control.protocol import Alive, Answer, Ask, ProtocolError, Reduce, Result, Stop
 from engine.control.reduction import GATHER, MAX, Operation
 from engine.errors import ExitCode, PlanError
 
@@ -76,20 +78,19 @@ class Control:
             raise RuntimeError("a rank without an agent shares no keys")
         ticket, answer = next(self._tickets), SimpleQueue[Any]()
         self._answers[ticket] = answer
-        self.agent.send(ask=[ticket, question, *arguments])
+        self.agent.send(Ask(ticket, question, arguments))
         return answer.get()
 
     def _reduce(self, kind: str, value: Any) -> Any:
         """Return the value of all ranks, combined as `reduction.combine` does."""
         self._calls += 1
-        operation: Operation = [str(self._calls), kind, value]
-        result = operation
+        result = operation = Operation(str(self._calls), kind, value)
         if self.agent is not None:
-            self.agent.send(reduce=operation)
+            self.agent.send(Reduce(operation))
             result = self._results.get()
-        if result[1] != kind or len(result[2]) < len(value):
+        if result.kind != kind or len(result.value) < len(value):
             raise RuntimeError(f"ranks call different collectives: {operation} here, together {result}")
-        return result[2]
+        return result.value
 
     def _listen(self, agent: Link) -> None:
         clock, poll = AwakeClock(), select.poll()
@@ -105,13 +106,16 @@ class Control:
                 messages = agent.receive()
             except EOFError:
                 os._exit(ExitCode.BUG)
+            except ProtocolError as error:
+                print(f"the agent {error}; {error.problems[0].hint}", file=sys.stderr, flush=True)
+                os._exit(error.code)
             for message in messages:
-                if "alive" in message:
-                    heard = now
-                if "stop" in message:
-                    self._stop()
-                if "result" in message:
-                    self._results.put(message["result"])
-                if "answer" in message:
-                    ticket, answer = message["answer"]
-                    self._answers.pop(ticket).put(answer)
+                match message:
+                    case Alive():
+                        heard = now
+                    case Stop():
+                        self._stop()
+                    case Result(operation):
+                        self._results.put(operation)
+                    case Answer(ticket, value):
+                        self._answers.pop(ticket).put(value)

@@ -1,18 +1,12 @@
-"""Messages between the launcher, agents and ranks: JSON objects, one a line, over pipes or sockets.
-
-Lines can be read by people, carry over ssh, and nothing in them is executed, as unpickling could be.
-"""
+"""Carries messages (protocol.py) between the launcher, agents and ranks, over pipes or sockets."""
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import threading
-from contextlib import suppress
-from typing import Any
 
-from engine.readers import parse_line
+from engine.control.protocol import Message, line_of, message_of
 
 # Environment variables with file descriptors that a rank inherits: of its link to its agent, and of the sockets between
 # the first rank of a node and each other one, one after the other.
@@ -20,11 +14,6 @@ RANK_LINK, NODE_SOCKETS = "BYTESCALE_LINK", "BYTESCALE_NODE"
 BEAT_S = 1.0  # between two messages with which one end shows the other that it is there
 SILENCE_S = 20.0  # without a message, after which the other end is taken for lost
 _READ_BYTES = 1 << 16
-
-
-def line_of(message: dict[str, Any]) -> bytes:
-    """Encode a message as a line."""
-    return json.dumps(message).encode() + b"\n"
 
 
 def inherited(name: str) -> list[int]:
@@ -54,8 +43,8 @@ class Link:
         """The file descriptor that becomes readable when there are messages."""
         return self._reads
 
-    def send(self, **message: Any) -> None:
-        """Send a message, with these names and values. Raises OSError if the other end is gone."""
+    def send(self, message: Message) -> None:
+        """Send a message. Raises OSError if the other end is gone."""
         self.write(line_of(message))
 
     def write(self, line: bytes = b"") -> bool:
@@ -94,10 +83,11 @@ class Link:
         finally:
             self._sending.release()
 
-    def receive(self) -> list[dict[str, Any]]:
+    def receive(self) -> list[Message]:
         """Wait until there is something to read, and return the messages that are complete, which may be none.
 
-        Lines that are not messages are skipped: a remote shell may greet. Raises EOFError if the other end is gone.
+        Lines that are not messages are skipped: a remote shell may greet. Raises EOFError if the other end is gone,
+        ProtocolError if it sends what this version does not know.
         """
         try:
             found = os.read(self._reads, _READ_BYTES)
@@ -111,13 +101,7 @@ class Link:
         if b"\n" not in found:
             return []
         *lines, self._rest = self._rest.split(b"\n")
-        messages = []
-        for line in lines:
-            with suppress(ValueError):
-                message = parse_line(line)
-                if isinstance(message, dict):
-                    messages.append(message)
-        return messages
+        return [message for message in map(message_of, lines) if message is not None]
 
     def close(self) -> None:
         """Close the file descriptors. To send is an OSError afterwards."""

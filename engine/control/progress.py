@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from engine.control.link import Link
+from engine.control.protocol import At, Message, Pace, Planned
 
 # In their order in a step. `verify` hashes a checkpoint, `data` waits for the slices of the micro-batch, `reduce` sums
 # gradients, and `update` is the optimizer's.
@@ -43,25 +43,25 @@ def report(phase: str, part: int = 0, step: int | None = None) -> None:
     """
     if step is not None:
         _place.step = step
-    _send(at=[_place.step, phase, part])
+    _send(At(_place.step, phase, part))
     if _place.chaos is not None:
         _place.chaos(_place.step, phase)
 
 
 def tell_planned(seconds: float) -> None:
     """Say how long the plan of this step takes on the planned hardware. The step is measured from here to `log`."""
-    _send(planned_s=seconds)
+    _send(Planned(seconds))
 
 
 def tell_pace(pace: float) -> None:
     """Say how many times longer than planned the work of this rank takes."""
-    _send(pace=pace)
+    _send(Pace(pace))
 
 
-def _send(**message: Any) -> None:
+def _send(message: Message) -> None:
     if _place.link is not None:
         with suppress(OSError):
-            _place.link.send(**message)
+            _place.link.send(message)
 
 
 def reach(moment: str) -> None:

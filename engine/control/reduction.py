@@ -17,15 +17,21 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 Member = TypeVar("Member", bound=Hashable)
-# Name, kind and value, as in messages. The name is the same on all ranks, and each rank uses it once.
-Operation = list[Any]
 
 FAN_OUT = 16  # child agents of an agent
 MAX, GATHER = "max", "gather"
 MIXED = "mixed"  # what comes of different kinds: ranks have called different collectives
+
+
+class Operation(NamedTuple):
+    """A value to combine, or the combined one."""
+
+    name: str  # the same on all ranks, and each rank uses it once
+    kind: str
+    value: Any
 
 
 def children(node: int, nodes: int) -> range:
@@ -39,18 +45,18 @@ def combine(one: Operation, other: Operation) -> Operation:
     MAX takes the maxima of two lists of numbers; NaN is larger than any number. GATHER merges objects, whose names are
     ranks. Operations of different kinds give the list of the kinds.
     """
-    name, kind, value = one
-    if kind == other[1] == MAX:
+    if one.kind == other.kind == MAX:
         # The list may be shorter on some ranks, if they have called different collectives: see Control.
-        return [name, MAX, [a if a >= b or math.isnan(a) else b for a, b in zip(value, other[2], strict=False)]]
-    if kind == other[1] == GATHER:
-        return [name, GATHER, value | other[2]]
-    return [name, MIXED, sorted({*_kinds(one), *_kinds(other)})]
+        pairs = zip(one.value, other.value, strict=False)
+        return Operation(one.name, MAX, [a if a >= b or math.isnan(a) else b for a, b in pairs])
+    if one.kind == other.kind == GATHER:
+        return Operation(one.name, GATHER, one.value | other.value)
+    return Operation(one.name, MIXED, sorted({*_kinds(one), *_kinds(other)}))
 
 
 def _kinds(operation: Operation) -> list[str]:
     """The kinds of the operations that this one was made of."""
-    return operation[2] if operation[1] == MIXED else [operation[1]]
+    return operation.value if operation.kind == MIXED else [operation.kind]
 
 
 @dataclass
@@ -73,12 +79,11 @@ class Reduction(Generic[Member]):
 
         Raises ValueError if the member has joined it before.
         """
-        name = operation[0]
-        found = self._open.get(name)
+        found = self._open.get(operation.name)
         if found is None:
-            found = self._open[name] = _Open(operation, {member})
+            found = self._open[operation.name] = _Open(operation, {member})
         elif member in found.joined:
-            raise ValueError(f"a member joins {name} twice")
+            raise ValueError(f"a member joins {operation.name} twice")
         else:
             found.joined.add(member)
             found.combined = combine(found.combined, operation)

@@ -1,7 +1,7 @@
 """What the doctor runs on each host of a hostfile: `python -m engine.doctor.host` answers questions of hosts.py.
 
-A question is a line of JSON on standard input, {"ask": NAME, "with": [...]}, and its answer a line on standard output,
-{"answer": ...} or {"error": "why"}. It ends when the connection does. Imports no torch.
+Questions are messages (engine/control/protocol.py) on standard input, and answers on standard output. It ends when the
+connection does. Imports no torch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from engine.cluster.gpus import visible_gpus
 from engine.control.link import Link
+from engine.control.protocol import Answer, Ask, Failed
 from engine.doctor import network
 from engine.doctor.check import Check, Checks, failed, ok, skipped
 from engine.doctor.limits import CHECKS
@@ -97,12 +98,17 @@ def main() -> None:
     with suppress(EOFError, BrokenPipeError):
         while True:
             for message in link.receive():
-                try:
-                    link.send(answer=_QUESTIONS[message["ask"]](*message["with"]))
-                except Exception as error:  # the answer, whatever it is; the other questions follow
-                    link.send(
-                        error=error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-                    )
+                if isinstance(message, Ask):
+                    link.send(answer(message))
+
+
+def answer(asked: Ask) -> Answer | Failed:
+    """Answer a question."""
+    try:
+        return Answer(asked.ticket, _QUESTIONS[asked.question](*asked.arguments))
+    except Exception as error:  # the answer, whatever it is; the other questions follow
+        why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        return Failed(asked.ticket, why)
 
 
 if __name__ == "__main__":

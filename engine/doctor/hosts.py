@@ -21,6 +21,7 @@ from engine.cluster.hosts import is_local
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.control.link import Link
+from engine.control.protocol import Answer, Ask, Failed
 from engine.doctor.check import Check, Checks, failed, ok, warning
 from engine.doctor.software import Software
 from engine.doctor.storage import PREFIX, nearest
@@ -86,14 +87,16 @@ class _Host:
         """Ask a question of host.py. Raises _LostError if no answer comes, _AnswerError if it could not be answered."""
         last = time.monotonic() + seconds
         try:
-            self._link.send(ask=question, **{"with": values})
+            self._link.send(Ask(0, question, values))
             with selectors.DefaultSelector() as waits:  # select() cannot watch descriptors above 1,023
                 waits.register(self._link, selectors.EVENT_READ)
                 while waits.select(max(0.0, last - time.monotonic())):
                     for message in self._link.receive():
-                        if "error" in message:
-                            raise _AnswerError(message["error"])
-                        return message["answer"]
+                        match message:
+                            case Failed(_, why):
+                                raise _AnswerError(why)
+                            case Answer(_, value):
+                                return value
         except (EOFError, BrokenPipeError):
             self.lost = True
             raise self._ended() from None

@@ -1,7 +1,7 @@
 """Asks torch and DeepSpeed what they find here: `python -m engine.doctor.libraries REQUEST`, a process of its own.
 
-They take seconds to import, and may kill the process that imports them. It prints a line of JSON for each question, as
-soon as it is answered, so the questions before a crash have their answers.
+They take seconds to import, and may kill the process that imports them. It prints a message for each question, as soon
+as it is answered, so the questions before a crash have their answers.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.control.link import Link
+from engine.control.protocol import Answer, Failed, message_of
 from engine.readers import parse_line
 from engine.safe_path import safe_path
 from engine.selection import first_line
@@ -65,10 +65,13 @@ def ask(config: Config) -> Libraries:
         ended = f"killed by {signal.Signals(-done.returncode).name}" if done.returncode < 0 else last
     except subprocess.TimeoutExpired as error:
         output = error.stdout or b""
-    answers = dict[str, Any]()
-    for line in output.splitlines():
-        with suppress(ValueError):  # the last line of a process that was killed
-            answers |= parse_line(line)
+    names, answers = [*_QUESTIONS], dict[str, Mapping[str, Any]]()
+    for message in map(message_of, output.splitlines()):
+        match message:  # None for the last line of a process that was killed
+            case Answer(number, value):
+                answers[names[number]] = value
+            case Failed(number, why):
+                answers[names[number]] = {"error": why}
     return Libraries(answers, ended)
 
 
@@ -124,11 +127,11 @@ def main() -> None:
     request = Request(**parse_line(sys.argv[1]))
     answers = Link(0, os.dup(1))
     os.dup2(2, 1)  # DeepSpeed prints when it is imported
-    for name, look in _QUESTIONS.items():
+    for number, look in enumerate(_QUESTIONS.values()):
         try:
-            answers.send(**{name: look(request)})
+            answers.send(Answer(number, look(request)))
         except Exception as error:  # whatever a broken installation raises, it is the answer
-            answers.send(**{name: {"error": first_line(error)}})
+            answers.send(Failed(number, first_line(error)))
 
 
 if __name__ == "__main__":

@@ -101,8 +101,8 @@ def _run(cluster: Cluster, config: Config, folder: RunFolder, arguments: tuple[s
     Raises RankError if one fails, and KeyboardInterrupt if the user stopped them.
     """
     commands = node_commands(cluster, folder, None, config, module=("engine.hardware", *arguments))
-    for command in commands:
-        command.job["environment"]["OMP_NUM_THREADS"] = threads
+    jobs = [replace(one.job, environment={**one.job.environment, "OMP_NUM_THREADS": threads}) for one in commands]
+    commands = [replace(command, job=job) for command, job in zip(commands, jobs, strict=True)]
     try:
         run_ranks(commands, folder, lambda: None, lambda text: None)
     except PreemptedError:

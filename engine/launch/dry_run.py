@@ -68,7 +68,7 @@ def dry_run_of(launch: Launch, start: Start, refused: list[Problem]) -> dict[str
         "not_forwarded": users.left,
         "nodes": len(cluster.nodes),
         "commands": [str(command) for command in commands],
-        "program": shlex.join(commands[0].job["ranks"][0][1]) if commands else None,
+        "program": shlex.join(commands[0].job.ranks[0][1]) if commands else None,
         "warnings": [warning._asdict() for warning in warnings],
         "refused": [{"key": problem.key, "message": problem.message, "hint": problem.hint} for problem in refused],
     }

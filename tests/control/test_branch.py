@@ -13,7 +13,8 @@ import pytest
 
 from engine.control.branch import Branch
 from engine.control.link import Link
-from engine.control.reduction import GATHER, MAX
+from engine.control.protocol import At, Message, Reduce, Result
+from engine.control.reduction import GATHER, MAX, Operation
 from engine.control.sockets import Listener, connect
 
 SECRET = b"of this run"
@@ -68,9 +69,9 @@ def tree(made: ExitStack) -> list[Agent]:
     return agents
 
 
-def until(agents: list[Agent], link: Link, seconds: float = 20) -> dict[str, Any]:
+def until(agents: list[Agent], link: Link, seconds: float = 20) -> Message:
     """Let the agents work until there is a message for a rank."""
-    last, found = time.monotonic() + seconds, list[dict[str, Any]]()
+    last, found = time.monotonic() + seconds, list[Message]()
     with selectors.DefaultSelector() as selector:
         selector.register(link, selectors.EVENT_READ)
         while not found:
@@ -91,15 +92,16 @@ def test_values_go_up_and_the_result_comes_down(made: ExitStack) -> None:
         (GATHER, [{str(rank): "x" * rank} for rank in range(8)], {str(rank): "x" * rank for rank in range(8)}),
     ):
         for rank, value in zip(ranks, values, strict=True):
-            rank.send(reduce=[kind, kind, value], at=[1, "plan", 0])
-        assert [until(agents, rank) for rank in ranks] == [{"result": [kind, kind, expected]}] * 8
+            rank.send(At(1, "plan", 0))
+            rank.send(Reduce(Operation(kind, kind, value)))
+        assert [until(agents, rank) for rank in ranks] == [Result(Operation(kind, kind, expected))] * 8
 
 
 def test_a_listener_closes_when_all_children_have_connected(made: ExitStack) -> None:
     agents = tree(made)
     for agent in agents:
         for rank in agent.ranks:
-            rank.send(reduce=["it", MAX, []])
+            rank.send(Reduce(Operation("it", MAX, [])))
     until(agents, agents[3].ranks[0])
     for agent in agents:
         if agent.port:
@@ -112,10 +114,10 @@ def test_a_rank_that_does_not_read_delays_no_other(made: ExitStack) -> None:
     agents = tree(made)
     ranks, large = [rank for agent in agents for rank in agent.ranks], "x" * 100_000
     for number, rank in enumerate(ranks):
-        rank.send(reduce=["it", GATHER, {str(number): large}])
+        rank.send(Reduce(Operation("it", GATHER, {str(number): large})))
     results = [until(agents, rank) for rank in reversed(ranks[1:])]
     results.append(until(agents, ranks[0]))
-    assert results == [{"result": ["it", GATHER, {str(number): large for number in range(8)}]}] * 8
+    assert results == [Result(Operation("it", GATHER, {str(number): large for number in range(8)}))] * 8
 
 
 def test_a_rank_and_an_agent_that_are_gone_leave_the_others_waiting(made: ExitStack) -> None:
@@ -123,7 +125,7 @@ def test_a_rank_and_an_agent_that_are_gone_leave_the_others_waiting(made: ExitSt
     agents = tree(made)
     ranks = [rank for agent in agents for rank in agent.ranks]
     for rank in ranks[1:]:
-        rank.send(reduce=["it", MAX, [1]])
+        rank.send(Reduce(Operation("it", MAX, [1])))
     for agent in agents:
         agent.work()
     gone = agents[0].links.pop(1)
@@ -137,6 +139,6 @@ def test_a_rank_and_an_agent_that_are_gone_leave_the_others_waiting(made: ExitSt
         for rank in (ranks[0], *ranks[4:]):
             selector.register(rank, selectors.EVENT_READ)
         assert not selector.select(0.1)
-    ranks[0].send(reduce=["it", MAX, [2]])  # the last: its result also goes to ends that are gone
+    ranks[0].send(Reduce(Operation("it", MAX, [2])))  # the last: its result also goes to ends that are gone
     for rank in (ranks[0], *ranks[4:]):
-        assert until(agents, rank) == {"result": ["it", MAX, [2]]}
+        assert until(agents, rank) == Result(Operation("it", MAX, [2]))

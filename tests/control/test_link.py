@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -10,13 +9,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.control.link import RANK_LINK, Link
+from engine.control.protocol import Alive, Answer, Failed, Hello, Message, ProtocolError, Stop, line_of
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -34,13 +33,13 @@ def ends() -> Iterator[tuple[Link, Link]]:
         link.close()
 
 
-@given(st.lists(st.dictionaries(st.text(min_size=1), VALUES, min_size=1), min_size=1, max_size=5), st.data())
-def test_messages_arrive_whole_and_in_order(sent: list[dict[str, Any]], data: st.DataObject) -> None:
+@given(st.lists(st.builds(Answer, st.integers(), VALUES), min_size=1, max_size=5), st.data())
+def test_messages_arrive_whole_and_in_order(sent: list[Answer], data: st.DataObject) -> None:
     """Also those that a line break within a text, or a piece that ends within a character, could tear."""
-    stream = b"".join(json.dumps(message).encode() + b"\n" for message in sent)
+    stream = b"".join(map(line_of, sent))
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=6).map(sorted))
     reads, writes = os.pipe()
-    link, found = Link(reads, writes), list[dict[str, Any]]()
+    link, found = Link(reads, writes), list[Message]()
     try:
         for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
             if end > start:
@@ -54,12 +53,12 @@ def test_messages_arrive_whole_and_in_order(sent: list[dict[str, Any]], data: st
 def test_large_messages_of_several_threads_do_not_mix(ends: tuple[Link, Link]) -> None:
     here, there = ends
     texts = [str(number) * 300_000 for number in range(4)]
-    threads = [threading.Thread(target=here.send, kwargs={"text": text}) for text in texts]
+    threads = [threading.Thread(target=here.send, args=[Failed(0, text)]) for text in texts]
     for thread in threads:
         thread.start()
     found = list[str]()
     while len(found) < len(texts):
-        found += [message["text"] for message in there.receive()]
+        found += [message.why for message in there.receive() if isinstance(message, Failed)]
     for thread in threads:
         thread.join()
     assert sorted(found) == texts
@@ -69,20 +68,27 @@ def test_what_is_no_message_is_skipped(ends: tuple[Link, Link]) -> None:
     """The shell of another host may greet."""
     here, there = ends
     os.write(here.fileno(), b'Welcome to gpu-a!\n[1, 2]\n\xff\n"text"\n')
-    here.send(hello=1)
-    assert there.receive() == [{"hello": 1}]
+    here.send(Hello())
+    assert there.receive() == [Hello()]
+
+
+def test_what_this_version_does_not_know_is_an_error(ends: tuple[Link, Link]) -> None:
+    here, there = ends
+    os.write(here.fileno(), line_of(Alive()) + b'{"dance": {}}\n')
+    with pytest.raises(ProtocolError):
+        there.receive()
 
 
 def test_the_end_of_the_other_side_is_noticed() -> None:
     one, other = (end.detach() for end in socket.socketpair())
     here, there = Link(one, one), Link(other, other)
-    here.send(last=1)
+    here.send(Stop())
     here.close()
-    assert there.receive() == [{"last": 1}]
+    assert there.receive() == [Stop()]
     with pytest.raises(EOFError):
         there.receive()
     with pytest.raises(BrokenPipeError):
-        there.send(a=1)
+        there.send(Alive())
     there.close()
 
 
@@ -90,7 +96,7 @@ def test_a_reader_that_reads_nothing_is_noticed_before_a_message_would_wait() ->
     reads, writes = os.pipe()
     link, sent = Link(reads, writes), 0
     while link.writable():
-        link.send(text="x" * 1000)
+        link.send(Failed(0, "x" * 1000))
         sent += 1
     assert sent > 10
     link.receive()
@@ -102,10 +108,10 @@ def test_an_unblocked_link_keeps_what_is_not_taken_and_sends_it_later(ends: tupl
     here, there = ends
     here.unblock()
     assert here.receive() == [], "there is nothing to read, and nothing to wait for"
-    sent = [{"number": number, "text": str(number) * 300_000} for number in range(3)]
+    sent = [Failed(number, str(number) * 300_000) for number in range(3)]
     for message in sent:
-        here.send(**message)
-    found = list[dict[str, Any]]()
+        here.send(message)
+    found = list[Message]()
     while not here.write():
         found += there.receive()
     assert len(found) < len(sent), "the end was not there yet"
@@ -123,7 +129,7 @@ def test_a_closed_link_writes_to_no_other_file(tmp_path: Path) -> None:
         link.close()
         os.dup2(file.fileno(), number)
         with other, pytest.raises(OSError):
-            link.send(a=1)
+            link.send(Alive())
         os.close(number)
     assert (tmp_path / "file").read_bytes() == b""
 
@@ -133,16 +139,17 @@ def test_children_of_a_rank_get_neither_the_link_nor_its_name() -> None:
     number = theirs.fileno()
     tries = f"import os, sys; assert {RANK_LINK!r} not in os.environ; os.fstat({number})"
     program = (
-        "import subprocess, sys\nfrom engine.control.link import Link\nlink = Link.to_agent()\n"
+        "import subprocess, sys\nfrom engine.control.link import Link\nfrom engine.control.protocol import Failed\n"
+        "link = Link.to_agent()\n"
         f"done = subprocess.run([sys.executable, '-c', {tries!r}], close_fds=False, capture_output=True, text=True)\n"
-        "link.send(said=done.stderr)\nassert Link.to_agent() is None"
+        "link.send(Failed(0, done.stderr))\nassert Link.to_agent() is None"
     )
     with ours, theirs:
         subprocess.run(
             [sys.executable, "-c", program], env={**os.environ, RANK_LINK: str(number)}, pass_fds=[number], check=True
         )
         (message,) = Link(ours.fileno(), ours.fileno()).receive()
-    assert "Bad file descriptor" in message["said"]
+    assert isinstance(message, Failed) and "Bad file descriptor" in message.why
 
 
 def test_a_process_that_no_agent_has_started_has_no_link(monkeypatch: pytest.MonkeyPatch) -> None:

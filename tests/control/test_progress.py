@@ -9,6 +9,7 @@ import pytest
 
 from engine.control import progress
 from engine.control.link import Link
+from engine.control.protocol import At, Pace, Planned
 
 
 @pytest.fixture
@@ -26,14 +27,14 @@ def test_a_step_begins_with_its_first_report_and_lasts(agent: Link) -> None:
     progress.report("plan", step=7)
     progress.report("forward", 2)
     progress.report("update")
-    assert agent.receive() == [{"at": [7, "plan", 0]}, {"at": [7, "forward", 2]}, {"at": [7, "update", 0]}]
+    assert agent.receive() == [At(7, "plan", 0), At(7, "forward", 2), At(7, "update", 0)]
     agent.close()
 
 
 def test_what_the_plan_says_is_told(agent: Link) -> None:
     progress.tell_planned(2.5)
     progress.tell_pace(1.25)
-    assert agent.receive() == [{"planned_s": 2.5}, {"pace": 1.25}]
+    assert agent.receive() == [Planned(2.5), Pace(1.25)]
     agent.close()
 
 
@@ -59,7 +60,7 @@ def test_chaos_gets_each_phase_and_moment_after_the_agent_has(agent: Link) -> No
     progress.reach("rename")
     progress.allow_chaos(None)
     progress.report("log")
-    assert passed == [(7, "plan", [{"at": [7, "plan", 0]}]), (7, "rename")]
+    assert passed == [(7, "plan", [At(7, "plan", 0)]), (7, "rename")]
     agent.close()
 
 

@@ -70,7 +70,7 @@ class Tree:
                     self.send(target, ("node", self.parents[number]), "reduce", whole)
                     continue
                 operation = whole
-            for member in self.nodes[number].answered(operation[0]):
+            for member in self.nodes[number].answered(operation.name):
                 self.send(target, member, "result", operation)
 
 
@@ -89,9 +89,9 @@ def test_every_rank_gets_what_all_values_make_whatever_arrives_first(tree: Tree,
     drawn = [data.draw(collectives(ranks)) for _ in range(data.draw(st.integers(1, 3)))]
     for rank in range(ranks):
         for number in data.draw(st.permutations(range(len(drawn)))):
-            tree.join(rank, [str(number), drawn[number].kind, drawn[number].values[rank]])
+            tree.join(rank, Operation(str(number), drawn[number].kind, drawn[number].values[rank]))
     tree.deliver(data)
-    expected = sorted([str(number), one.kind, one.expected] for number, one in enumerate(drawn))
+    expected = sorted(Operation(str(number), one.kind, one.expected) for number, one in enumerate(drawn))
     assert [sorted(found) for found in tree.results] == [expected] * ranks
     assert not any(node._open for node in tree.nodes), "nothing is kept of an operation that is answered"
 
@@ -102,40 +102,40 @@ def test_nobody_is_answered_before_all_ranks_have_joined(tree: Tree, data: st.Da
     ranks = len(tree.node_of)
     late = data.draw(st.integers(0, ranks - 1))
     for rank in range(ranks):
-        tree.join(rank, ["other", MAX, [0]])
+        tree.join(rank, Operation("other", MAX, [0]))
         if rank != late:
-            tree.join(rank, ["it", MAX, [rank]])
+            tree.join(rank, Operation("it", MAX, [rank]))
     tree.deliver(data)
-    assert tree.results == [[["other", MAX, [0]]]] * ranks
-    tree.join(late, ["it", MAX, [late]])
+    assert tree.results == [[Operation("other", MAX, [0])]] * ranks
+    tree.join(late, Operation("it", MAX, [late]))
     tree.deliver(data)
-    assert [found[1:] for found in tree.results] == [[["it", MAX, [ranks - 1]]]] * ranks
+    assert [found[1:] for found in tree.results] == [[Operation("it", MAX, [ranks - 1])]] * ranks
 
 
 @given(st.lists(st.sampled_from([[MAX, [1.0]], [MAX, [2.0, 3.0]], [GATHER, {"0": 1}], [GATHER, {}]]), min_size=1))
 def test_ranks_that_call_different_collectives_find_out(calls: list[list[Any]]) -> None:
     """Control compares the kind and the length of the result with its own."""
-    combined: Operation = ["it", *calls[0]]
+    combined = Operation("it", *calls[0])
     for call in calls[1:]:
-        combined = combine(combined, ["it", *call])
+        combined = combine(combined, Operation("it", *call))
     kinds = {kind for kind, _ in calls}
     if len(kinds) > 1:
-        assert combined == ["it", MIXED, sorted(kinds)]
+        assert combined == Operation("it", MIXED, sorted(kinds))
     elif kinds == {MAX}:
-        assert len(combined[2]) == min(len(value) for _, value in calls)
+        assert len(combined.value) == min(len(value) for _, value in calls)
 
 
 def test_nan_is_the_maximum_in_any_order() -> None:
     """It must not depend on the order whether ranks see it."""
     for ones, others in (([math.nan], [1.0]), ([1.0], [math.nan]), ([math.nan], [math.nan])):
-        assert math.isnan(combine(["it", MAX, ones], ["it", MAX, others])[2][0])
+        assert math.isnan(combine(Operation("it", MAX, ones), Operation("it", MAX, others)).value[0])
 
 
 def test_a_member_that_joins_twice_is_an_error() -> None:
     reduction = Reduction[int](2)
-    reduction.add(0, ["it", MAX, [1]])
+    reduction.add(0, Operation("it", MAX, [1]))
     with pytest.raises(ValueError, match="twice"):
-        reduction.add(0, ["it", MAX, [1]])
+        reduction.add(0, Operation("it", MAX, [1]))
 
 
 @given(st.integers(1, 3000))

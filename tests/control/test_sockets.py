@@ -16,6 +16,7 @@ import pytest
 
 from engine.control import sockets
 from engine.control.link import Link
+from engine.control.protocol import Alive, Hello, Message, line_of
 from engine.control.sockets import Listener, connect
 
 SECRET = b"of this run"
@@ -36,7 +37,7 @@ def taken(listener: Listener, count: int = 1) -> list[Link]:
     return found
 
 
-def received(link: Link) -> dict[str, object]:
+def received(link: Link) -> Message:
     while not (messages := link.receive()):
         pass
     (message,) = messages
@@ -51,10 +52,10 @@ def test_messages_go_both_ways(listener: Listener) -> None:
         assert raw.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16) == bytes(16)
         assert os.get_blocking(raw.fileno())
         raw.detach()
-    client.send(hello=1)
-    server.send(start=[1, 2])
-    assert received(server) == {"hello": 1}
-    assert received(client) == {"start": [1, 2]}
+    client.send(Hello())
+    server.send(Alive())
+    assert received(server) == Hello()
+    assert received(client) == Alive()
     client.close()
     with pytest.raises(EOFError):
         server.receive()
@@ -184,8 +185,8 @@ def test_nothing_is_unpickled(listener: Listener) -> None:
         deliver_challenge(ends, SECRET)
         (server,) = taken(listener)
         ends.send_bytes(pickle.dumps(print))
-        ends.send_bytes(b'\n{"hello": 1}\n')
-        assert received(server) == {"hello": 1}
+        ends.send_bytes(b"\n" + line_of(Hello()))
+        assert received(server) == Hello()
         raw.detach()
     server.close()
 

@@ -148,4 +148,4 @@ def test_quickstart_takes_the_cpu_of_a_machine_with_one_gpu_and_says_so(
     other = "docs/gpu.md; for example cluster=h200x8 cluster.ranks_per_node=1"
     assert f"cluster=local trains on CPUs: 1 GPU of this machine will not be used ({other})" in said
     (command,) = started
-    assert command.ranks == [0, 1] and command.job["environment"]["CUDA_VISIBLE_DEVICES"] == ""
+    assert command.ranks == [0, 1] and command.job.environment["CUDA_VISIBLE_DEVICES"] == ""

@@ -78,7 +78,7 @@ def test_ranks_have_as_many_threads_as_in_training(
     commands = ranks_that(monkeypatch, None)
     profile(load([f"cluster.ranks_per_node={ranks}"]), 0, print)
     (command,) = commands
-    assert command.job["environment"]["OMP_NUM_THREADS"] == threads
+    assert command.job.environment["OMP_NUM_THREADS"] == threads
     assert command.ranks == [0, 1]
 
 
@@ -102,8 +102,8 @@ def test_a_hostfile_of_two_nodes_adds_their_network(tmp_path: Path, monkeypatch:
     *network_nodes, machine = run
     assert [(node.host, node.ranks) for node in network_nodes] == [("a", [0, 1]), ("b", [2, 3, 4])]
     assert (machine.host, machine.ranks) == ("localhost", [0, 1])
-    assert all(program[2:4] == ["engine.hardware", "machine"] for _, program in machine.job["ranks"])
-    for program in (program for node in network_nodes for _, program in node.job["ranks"]):
+    assert all(program[2:4] == ["engine.hardware", "machine"] for _, program in machine.job.ranks)
+    for program in (program for node in network_nodes for _, program in node.job.ranks):
         assert program[1:4] == ["-m", "engine.hardware", "network"]
         assert program[-1] == "2", "ranks of the first node"
     assert said[0] == "measuring messages between a and b"

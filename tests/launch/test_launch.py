@@ -33,8 +33,8 @@ def test_only_hosts_that_are_reached_over_ssh_get_variables_of_this_environment(
     assert joined.forwarded() == ({}, [], [])
     for launch, peer, ssh in ((by_ssh, "alpha", True), (joined, "127.0.0.1", False)):
         first, second = launch.commands(tmp_path / "step-00000001")
-        assert ("ssh" in second.arguments, "NCCL_DEBUG" in second.job["environment"]) == (ssh, ssh)
-        assert second.job["peer"] == peer
-        assert second.job["ranks"][0][1][-1] == str(tmp_path / "step-00000001")
+        assert ("ssh" in second.arguments, "NCCL_DEBUG" in second.job.environment) == (ssh, ssh)
+        assert second.job.peer == peer
+        assert second.job.ranks[0][1][-1] == str(tmp_path / "step-00000001")
         assert launch.commands(None, limit=1)[0].ranks == first.ranks == list(range(launch.cluster.ranks // 2))
     assert joined.cluster.nodes[0].host == "localhost"

@@ -17,6 +17,7 @@ from engine.cluster.mesh import Mesh
 from engine.config.load import load
 from engine.control import progress
 from engine.control.control import Control
+from engine.control.protocol import At, Planned
 from engine.data.runtime.runtimes import RUNTIMES
 from engine.data.steps import Cursor
 from engine.errors import ExitCode, MemoryFitError, RunFolderError, StorageError
@@ -213,10 +214,10 @@ def test_a_step_is_measured_from_the_plan_to_the_log(tmp_path: Path, monkeypatch
     trainer.step = 3
     monkeypatch.setattr(progress._place, "link", said)
     trainer.run(lambda: False)
-    told = [call.kwargs for call in said.send.mock_calls]
-    phases = [message.get("at", ["", "planned"])[1] for message in told]
+    told = [call.args[0] for call in said.send.mock_calls]
+    phases = [getattr(message, "phase", "planned") for message in told]
     assert phases == ["plan", "planned", "reduce", "log", "validate", "save", "save"]
-    assert told[1] == {"planned_s": 2.5} and told[3] == {"at": [4, "log", 0]}
+    assert told[1] == Planned(2.5) and told[3] == At(4, "log", 0)
 
 
 class Copy:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from engine.control.link import RANK_LINK
+from engine.control.protocol import Alive, At, Stop, line_of, message_of
 from engine.errors import DataError, ExitCode
 from engine.run.folder import RunFolder
 from engine.trainer.rank import explain, importing
@@ -139,7 +140,7 @@ def works(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], socket.socket
             command, env=environment, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True
         ) as rank:
             theirs.close()
-            assert ours.recv(4096) == b'{"at": [3, "forward", 1]}\n'
+            assert message_of(ours.recv(4096)) == At(3, "forward", 1)
             yield rank, ours
             rank.kill()
 
@@ -148,7 +149,7 @@ def test_a_rank_that_its_agent_asks_to_stop_saves(
     tmp_path: Path, works: tuple[subprocess.Popen[str], socket.socket]
 ) -> None:
     rank, agent = works
-    agent.sendall(b'{"stop": true}\n')
+    agent.sendall(line_of(Stop()))
     assert rank.wait(20) == ExitCode.PREEMPTED and (tmp_path / "saved").exists()
 
 
@@ -168,7 +169,7 @@ def test_a_rank_ends_when_its_agent_is_stopped(
     rank, agent = works
     time.sleep(3)
     assert rank.poll() is None
-    agent.sendall(b'{"alive": true}\n')
+    agent.sendall(line_of(Alive()))
     assert rank.wait(20) == ExitCode.HANG and not (tmp_path / "saved").exists()
 
 
@@ -178,7 +179,7 @@ def test_a_rank_writes_its_stacks_when_it_is_asked_to(works: tuple[subprocess.Po
     assert rank.stderr is not None
     while not (line := rank.stderr.readline()).strip().endswith("in work"):
         assert line
-    agent.sendall(b'{"stop": true}\n')
+    agent.sendall(line_of(Stop()))
     assert rank.wait(20) == ExitCode.PREEMPTED, "it goes on"
 
 

@@ -47,12 +47,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
 
+from engine.control import protocol
 from engine.control.branch import Branch
 from engine.control.clock import AwakeClock
 from engine.control.link import BEAT_S, NODE_SOCKETS, RANK_LINK, SILENCE_S, Link
 from engine.control.processes import end_with_parent, is_stopped
+from engine.control.protocol import Beat, Job, Message, Place, ProtocolError, Tree
 from engine.control.signals import STOP_SIGNALS
 from engine.control.sockets import Listener, connect
 from engine.errors import ExitCode, PreflightError, Problem
@@ -74,23 +75,17 @@ _NOT_STARTED = 127  # the exit code of a shell for a program that cannot be star
 COMPILE_WORKERS = 4
 
 
-class Beat(NamedTuple):
-    """What the agent says of a rank each second."""
-
-    at: list[Any] | None  # step, phase and micro-batch
-    age_s: float  # since it began that
-    stopped: bool
-    pace: float | None  # how many times longer its work takes than at full speed (engine/trainer/pace.py)
-    entered: int  # collectives of the control plane, so far
-    planned_s: float | None  # how long the plan of its step takes
-    measured: list[Any] | None  # of the last finished step: its number, the seconds planned, the seconds measured
-
-
 class _Rank:
     """A started rank. It has a session of its own, so that Ctrl-C reaches it only through the launcher."""
 
     def __init__(
-        self, rank: int, program: list[str], environment: dict[str, str], log: Path, since: float, node: Sequence[int]
+        self,
+        rank: int,
+        program: Sequence[str],
+        environment: dict[str, str],
+        log: Path,
+        since: float,
+        node: Sequence[int],
     ) -> None:
         """Start the rank, which inherits its sockets to ranks of this `node`.
 
@@ -98,13 +93,13 @@ class _Rank:
         """
         self.rank, self.log = rank, log
         self.logged = log.stat().st_size if log.exists() else 0
-        self.at: list[Any] | None = None  # step, phase and micro-batch
+        self.at: Place | None = None
         self.since = since  # when it began that
         self.pace: float | None = None
         self.entered = 0
         self.planned_s: float | None = None
         self.began = since  # when it began to run the plan of its step
-        self.measured: list[Any] | None = None
+        self.measured: tuple[int, float, float] | None = None
         agent = os.getpid()
 
         def prepare() -> None:
@@ -132,18 +127,20 @@ class _Rank:
                 descriptor = ours.detach()
         self.link = Link(descriptor, descriptor)
 
-    def note(self, message: dict[str, Any], now: float) -> None:
+    def note(self, message: Message, now: float) -> None:
         """Note what the rank has said of its step."""
-        self.pace = message.get("pace", self.pace)
-        self.entered += "reduce" in message
-        if "planned_s" in message:
-            self.planned_s, self.began = message["planned_s"], now
-        if "at" in message:
-            self.at, self.since = message["at"], now
-            step, phase, _ = message["at"]
-            # A step ends here: how long a validation or a checkpoint takes says nothing about other steps.
-            if phase == "log" and self.planned_s is not None:
-                self.measured = [step, self.planned_s, now - self.began]
+        match message:
+            case protocol.Pace(times):
+                self.pace = times
+            case protocol.Reduce():
+                self.entered += 1
+            case protocol.Planned(seconds):
+                self.planned_s, self.began = seconds, now
+            case protocol.At(step, phase, part):
+                self.at, self.since = (step, phase, part), now
+                # A step ends here: how long a validation or a checkpoint takes says nothing about other steps.
+                if phase == "log" and self.planned_s is not None:
+                    self.measured = step, self.planned_s, now - self.began
 
     def beat(self, now: float) -> Beat:
         age_s = now - self.since
@@ -210,7 +207,7 @@ class Agent:
         self.close()
         self._silence_s = math.inf  # a launcher that plans the next start says nothing for a while
         self._told_asked = False  # what was asked between two starts counts too
-        self._launcher.send(hello=True)
+        self._launcher.send(protocol.Hello())
 
     def pass_on(self, number: int) -> None:
         """Tell the launcher, with the next report, that a scheduler has sent this signal to the agent."""
@@ -229,68 +226,68 @@ class Agent:
             self._branch.close()
             self._branch = None
 
-    def _obey(self, message: dict[str, Any]) -> None:
-        if "again" in message:
-            self.used = True
-            self.begin()
-        if start := message.get("start"):
-            self._start(start)
-        if "stop" in message:
-            for rank in self._ranks.values():
-                with suppress(OSError):  # it has already ended
-                    rank.link.send(stop=True)
-        if "stacks" in message:
-            write_stacks({rank.log: rank.process.pid for rank in self._ranks.values()})
-        if "kill" in message:
-            for rank in self._ranks.values():
-                rank.kill()
-        if "end" in message:
-            self.used = True
-            self._code = int(message["end"])
+    def _obey(self, message: Message) -> None:
+        match message:
+            case protocol.Again():
+                self.used = True
+                self.begin()
+            case protocol.Start(job, tree):
+                self._start(job, tree)
+            case protocol.Stop():
+                for rank in self._ranks.values():
+                    with suppress(OSError):  # it has already ended
+                        rank.link.send(protocol.Stop())
+            case protocol.Stacks():
+                write_stacks({rank.log: rank.process.pid for rank in self._ranks.values()})
+            case protocol.Kill():
+                for rank in self._ranks.values():
+                    rank.kill()
+            case protocol.End(code):
+                self.used = True
+                self._code = code
 
-    def _start(self, job: dict[str, Any]) -> None:
+    def _start(self, job: Job, tree: Tree | None) -> None:
         """Start the ranks of a job."""
-        self._folder = folder = RunFolder(Path(job["folder"]))
+        self._folder = folder = RunFolder(Path(job.folder))
         self._shown = self._clock()
         # Ranks are not those of the torchrun that may have started this process.
         own = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
-        environment = {**own, **job["environment"], "LOCAL_WORLD_SIZE": str(len(job["ranks"]))}
-        if not job["alone"]:
+        environment = {**own, **job.environment, "LOCAL_WORLD_SIZE": str(len(job.ranks))}
+        if not job.alone:
             self._silence_s = SILENCE_S
         # The launcher has checked its own host, but with its own variables.
-        world = int(environment.get("WORLD_SIZE") or len(job["ranks"]))
-        need = Need(len(job["ranks"]), world, 1 if job.get("tree") is None else 2, bool(job.get("gpus")))
-        problem = unready(need, environment)
-        name = job["peer"] and interface_towards(job["peer"])
-        if name is None and job.get("tree") is None:  # the only node: no other host needs to reach its ranks
+        world = int(environment.get("WORLD_SIZE") or len(job.ranks))
+        problem = unready(Need(len(job.ranks), world, 1 if tree is None else 2, job.gpus), environment)
+        name = job.peer and interface_towards(job.peer)
+        if name is None and tree is None:  # the only node: no other host needs to reach its ranks
             name = loopback_interface()
         if name:
             environment.setdefault("GLOO_SOCKET_IFNAME", name)
             environment.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without =, any name that begins so
-        threads = max((os.cpu_count() or 1) // len(job["ranks"]), 1)
+        threads = max((os.cpu_count() or 1) // len(job.ranks), 1)
         environment["OMP_NUM_THREADS"] = environment.get("OMP_NUM_THREADS") or str(threads)
         try:
-            self._branch = self._join(job, environment)
+            self._branch = self._join(job, tree, environment)
             if problem is not None:
                 self._branch.close()
                 self._branch = None
                 raise PreflightError(f"{problem.key}: {problem.message}", hint=problem.hint)
         except OSError as error:
-            for number, _ in job["ranks"]:
+            for number, _ in job.ranks:
                 # If the parent is gone, the launcher notices that too, and must take it for the first failure.
-                self._tell_not_started(number, _not_joined(error, job["tree"]["parent"]), age=-_GONE_S)
+                self._tell_not_started(number, _not_joined(error, tree.parent if tree else None), age_s=-_GONE_S)
             return
         except PreflightError as error:
-            for number, _ in job["ranks"]:
+            for number, _ in job.ranks:
                 self._tell_not_started(number, Cause(error.code, error.problems[0], whole=True))
             return
         self._selector.register(self._branch, selectors.EVENT_READ)
         workers = environment.get("TORCHINDUCTOR_COMPILE_THREADS") or str(min(threads, COMPILE_WORKERS))
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = workers
         with ExitStack() as ours:  # only ranks may keep these open: who ends must be noticed by the others
-            pairs = [[ours.enter_context(end).fileno() for end in socket.socketpair()] for _ in job["ranks"][1:]]
+            pairs = [[ours.enter_context(end).fileno() for end in socket.socketpair()] for _ in job.ranks[1:]]
             sockets = [[first for first, _ in pairs], *([other] for _, other in pairs)]
-            for local, (number, program) in enumerate(job["ranks"]):
+            for local, (number, program) in enumerate(job.ranks):
                 place, log = {"RANK": str(number), "LOCAL_RANK": str(local)}, folder.log(number)
                 try:
                     folder.error(number).unlink(missing_ok=True)
@@ -301,31 +298,30 @@ class Agent:
                 self._ranks[number] = rank
                 self._selector.register(rank.link, selectors.EVENT_READ, rank)
 
-    def _join(self, job: dict[str, Any], environment: Mapping[str, str]) -> Branch:
+    def _join(self, job: Job, tree: Tree | None, environment: Mapping[str, str]) -> Branch:
         """Take this node's place in the tree of agents, and tell the launcher where its children connect.
 
         Raises OSError if the parent does not answer, PreflightError if the environment names no usable interface.
         """
-        ranks, tree = len(job["ranks"]), job.get("tree")
         if tree is None:  # the only node
-            return Branch(ranks)
+            return Branch(len(job.ranks))
         parent, listener = None, None
-        secret = self._secret if tree["secret"] is None else bytes.fromhex(tree["secret"])
+        secret = self._secret if tree.secret is None else bytes.fromhex(tree.secret)
         with ExitStack() as unused:
-            if tree["parent"] is not None:
-                address, port = tree["parent"]
+            if tree.parent is not None:
+                address, port = tree.parent
                 parent = connect(address, port, secret, _CONNECT_S)
                 unused.callback(parent.close)
-            if tree["children"]:
-                address = listening_address(environment, job["peer"])
+            if tree.children:
+                address = listening_address(environment, job.peer)
                 listener = Listener(address, secret)
                 unused.callback(listener.close)
-                self._launcher.send(listening=[address, listener.port])
+                self._launcher.send(protocol.Listening(address, listener.port))
             unused.pop_all()
-        return Branch(ranks, tree["children"], parent, listener)
+        return Branch(len(job.ranks), tree.children, parent, listener)
 
-    def _tell_not_started(self, rank: int, cause: Cause, age: float = 0.0) -> None:
-        self._launcher.send(ended=rank, code=_NOT_STARTED, age=age, cause=cause.to_json(), said="")
+    def _tell_not_started(self, rank: int, cause: Cause, age_s: float = 0.0) -> None:
+        self._launcher.send(protocol.Ended(rank, _NOT_STARTED, cause, age_s, said=""))
 
     def _listen(self, rank: _Rank) -> None:
         """Note where a rank is, and pass on what it wants combined."""
@@ -346,9 +342,9 @@ class Agent:
             if code is not None:
                 del self._ranks[rank.rank]
                 self._forget(rank)
-                self._launcher.send(ended=rank.rank, code=code, **self._cause(rank))
+                self._launcher.send(self._ended(rank, code))
         if self._asked is not None and not self._told_asked:
-            self._launcher.send(asked=self._asked)
+            self._launcher.send(protocol.Asked(self._asked))
             self._told_asked = True
         now = self._clock()
         if now - self._shown >= _SHOW_S:
@@ -356,11 +352,11 @@ class Agent:
             for rank in self._ranks.values():
                 if rank.link.writable():  # one that is stopped reads nothing
                     with suppress(OSError):  # it has just ended
-                        rank.link.send(alive=True)
+                        rank.link.send(protocol.Alive())
         # A launcher that is stopped reads nothing: then ranks keep running, and the agent must not wait for it.
         if now - self._beaten >= BEAT_S and self._launcher.writable():
             self._beaten = now
-            self._launcher.send(beats={number: rank.beat(now) for number, rank in self._ranks.items()})
+            self._launcher.send(protocol.Beats({number: rank.beat(now) for number, rank in self._ranks.items()}))
 
     def _forget(self, rank: _Rank) -> None:
         """Close the link of a rank that has ended."""
@@ -370,12 +366,12 @@ class Agent:
             self._branch.forget(rank.link)
         rank.link.close()
 
-    def _cause(self, rank: _Rank) -> dict[str, Any]:
+    def _ended(self, rank: _Rank, code: int) -> protocol.Ended:
         """Return why a rank has ended: its own cause, how many seconds ago that was, and the last line of its log."""
         assert self._folder is not None
         cause = Cause.read(self._folder.error(rank.rank))
-        age = 0.0 if cause is None or cause.time is None else max(0.0, time.time() - cause.time)
-        return {"cause": cause and cause.to_json(), "age": age, "said": last_line(rank.log, rank.logged)}
+        age_s = 0.0 if cause is None or cause.time is None else max(0.0, time.time() - cause.time)
+        return protocol.Ended(rank.rank, code, cause, age_s, last_line(rank.log, rank.logged))
 
 
 def _not_started(rank: int, error: OSError) -> Cause:
@@ -385,7 +381,7 @@ def _not_started(rank: int, error: OSError) -> Cause:
     return Cause(ExitCode.PREFLIGHT, Problem(message, hint=hint), whole=True)
 
 
-def _not_joined(error: OSError, parent: list[Any] | None) -> Cause:
+def _not_joined(error: OSError, parent: tuple[str, int] | None) -> Cause:
     """Return the cause of ranks whose agent cannot take its place below the `parent`, given by address and port."""
     what = "listen to those of other hosts" if parent is None else f"join that of its parent at {parent[0]}:{parent[1]}"
     message = f"the agent of {socket.gethostname()} cannot {what}: {error.strerror or error}"
@@ -440,6 +436,9 @@ def main() -> None:
         with suppress(BrokenPipeError):
             agent.begin()
             agent.run()
+    except ProtocolError as error:
+        print(f"the launcher or a rank {error}; {error.problems[0].hint}", file=sys.stderr)
+        sys.exit(error.code)
     finally:
         agent.close()
 

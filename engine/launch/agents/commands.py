@@ -8,12 +8,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from engine.cluster.cluster import Cluster
 from engine.cluster.hosts import is_local
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
+from engine.control.protocol import Job
 from engine.launch.agents.environment import forwarded, needed_to_start
 from engine.run.folder import RunFolder
 from engine.safe_path import safe_path
@@ -32,7 +32,7 @@ _SSH = ("ssh", *(word for option in _OPTIONS for word in ("-o", option)))
 
 @dataclass(frozen=True)
 class NodeCommand:
-    """What starts the agent of a node, and its job: the message `start` of engine/launch/agents/agent.py.
+    """What starts the agent of a node, and its job.
 
     On another host, `arguments` are those of ssh, and contain the variables that Python needs to start. `shown` is the
     command without them: values that users set are never printed.
@@ -41,13 +41,13 @@ class NodeCommand:
     host: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str]  # added to that of the launcher
-    job: dict[str, Any]
+    job: Job
     shown: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> list[int]:
         """The ranks of the node."""
-        return [rank for rank, _ in self.job["ranks"]]
+        return [rank for rank, _ in self.job.ranks]
 
     def __str__(self) -> str:
         """The command as a shell would run it, without the variables of the user."""
@@ -83,15 +83,15 @@ def node_commands(
     agent = (sys.executable, "-m", "engine.launch.agents.agent")
     for number, node in enumerate(cluster.nodes[:limit]):
         here = is_local(node.host)
-        job = {
-            "folder": str(folder.root.absolute()),
-            "ranks": [[rank, program] for rank in range(first, first + node.devices)],
-            "environment": shared if here or joined_at else {**users, **shared},
-            "gpus": uses_gpus(config),
-            "alone": alone,  # with the launcher on one machine, so no network can be cut
-            # The route to it has the interface that other hosts reach: from the first host, that to the second.
-            "peer": joined_at or (None if alone or len(addresses) == 1 else addresses[0 if number else 1]),
-        }
+        job = Job(
+            folder=str(folder.root.absolute()),
+            ranks=[(rank, program) for rank in range(first, first + node.devices)],
+            environment=shared if here or joined_at else {**users, **shared},
+            gpus=uses_gpus(config),
+            alone=alone,
+            # From the first host, the route to the second has the interface that others reach.
+            peer=joined_at or (None if alone or len(addresses) == 1 else addresses[0 if number else 1]),
+        )
         first += node.devices
         if here or joined_at:
             commands.append(NodeCommand(node.host, agent, safe_path(), job))

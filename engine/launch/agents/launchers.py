@@ -24,6 +24,7 @@ from typing import NamedTuple, Protocol
 
 from engine.cluster.hosts import is_local
 from engine.control.link import Link
+from engine.control.protocol import Kill
 from engine.control.signals import shielded
 from engine.errors import ExitCode, PreflightError
 from engine.files import append
@@ -169,7 +170,7 @@ class Starts:
         """End all agents, which end their ranks, and wait for them."""
         for agent in self._agents:
             with suppress(OSError):
-                agent.link.send(kill=True)
+                agent.link.send(Kill())
             agent.link.close()
         last = time.monotonic() + _GRACE_S
         for agent in self._agents:

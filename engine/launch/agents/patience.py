@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from engine.control.progress import OF_MICRO_BATCHES, PHASES
+from engine.control.protocol import Place
 
 _TIMES = 10  # the longest of the last steps, or of what the plan says of this one
 # Kernels may be compiled in any step, for another shape or for validation, and storage may stall.
@@ -23,7 +24,6 @@ _WAITING_S = {"plan": 600.0, "data": 600.0, "validate": 600.0, "save": 1800.0}  
 _COLLECTIVES = ("reduce", "update", "log")  # phases in which the devices of all ranks meet
 _NAMED = 5  # ranks in a message
 
-Place = tuple[int, str, int]  # step, phase, and part of the phase
 _START: Place = (0, "start", 0)
 
 
@@ -69,7 +69,7 @@ class Patience:
             self._first = step if self._first is None else self._first
             self.begun |= step > self._first or phase != "plan"
 
-    def expect(self, rank: int, planned_s: float | None, measured: Sequence[Any] | None) -> None:
+    def expect(self, rank: int, planned_s: float | None, measured: tuple[int, float, float] | None) -> None:
         """Note how long the plan of a rank's step takes, and of its last finished step: number, planned, measured."""
         if planned_s is not None:
             self._planned[rank] = planned_s

@@ -15,19 +15,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 from engine import interrupts
 from engine.cluster.hosts import is_local
+from engine.control import protocol
 from engine.control.clock import AwakeClock
 from engine.control.link import BEAT_S, SILENCE_S, Link
 from engine.control.processes import StopWatch
+from engine.control.protocol import Message, ProtocolError, Tree
 from engine.control.reduction import children
 from engine.control.signals import WARNING, handled
 from engine.errors import BytescaleError, ExitCode, PreflightError, Problem
-from engine.launch.agents.agent import Beat
 from engine.launch.agents.commands import NodeCommand
-from engine.launch.agents.launchers import Launcher, Starts, how_to_resume
+from engine.launch.agents.launchers import Launcher, Loss, Starts, how_to_resume
 from engine.launch.agents.patience import Patience
 from engine.run.cause import Cause
 from engine.run.checkpoints import newest_first
@@ -89,10 +90,10 @@ class _Node:
     hello: bool = False  # whether it is ready to start ranks
     watches: dict[int, StopWatch] = field(default_factory=dict)  # of ranks
 
-    def send(self, **message: Any) -> None:
+    def send(self, message: Message) -> None:
         if self.link is not None:
             with suppress(OSError):  # it is gone, which is noticed when it is read from
-                self.link.send(**message)
+                self.link.send(message)
 
 
 class _Nodes:
@@ -144,12 +145,12 @@ class _Nodes:
             for node in self.nodes:
                 link = node.link
                 if link is not None and link.writable():
-                    node.send(alive=True)
+                    node.send(protocol.Alive())
 
-    def ask(self, **message: Any) -> None:
+    def tell(self, message: Message) -> None:
         """Send a message to all agents."""
         for node in self.nodes:
-            node.send(**message)
+            node.send(message)
 
     def start(self) -> None:
         """Let the agents start the ranks.
@@ -160,12 +161,11 @@ class _Nodes:
         while len(self._started) < len(self.nodes) and not any(end.code for end in self.ends.values()):
             self.look(_POLL_S)
 
-    def _start(self, number: int, parent: list[Any] | None) -> None:
+    def _start(self, number: int, parent: tuple[str, int] | None) -> None:
         """Let an agent start its ranks, and connect to its parent, which is given by address and port."""
         node = self.nodes[number]
-        secret = self._launcher.secret_for(number)
-        tree = {"parent": parent, "children": len(children(number, len(self.nodes))), "secret": secret}
-        node.send(start={**node.command.job, "tree": None if len(self.nodes) == 1 else tree})
+        tree = Tree(parent, len(children(number, len(self.nodes))), self._launcher.secret_for(number))
+        node.send(protocol.Start(node.command.job, None if len(self.nodes) == 1 else tree))
         self._started.add(number)
 
     def look(self, seconds: float) -> None:
@@ -179,57 +179,58 @@ class _Nodes:
         for node in self.nodes:
             silent = self._clock() - node.heard
             if node.link and node.hello and silent > SILENCE_S and not self.has_ended(node):
-                self._lose(node, silent)
+                self._lose(node, self._launcher.lost(node.number, node.hello, silent))
 
     def _listen(self, node: _Node) -> None:
         assert node.link is not None
         try:
             messages = node.link.receive()
         except EOFError:
-            self._lose(node, None)
+            self._lose(node, self._launcher.lost(node.number, node.hello, None))
+            return
+        except ProtocolError as error:
+            (problem, *_) = error.problems
+            self._lose(node, Loss(problem.message, error.code, problem.hint or ""))
             return
         node.heard = self._clock()
         for message in messages:
             self._take(node, message)
 
-    def _take(self, node: _Node, message: dict[str, Any]) -> None:
-        """Note what an agent has said."""
-        self.asked_to_stop |= "asked" in message
-        if "hello" in message:
-            node.hello = True
-        if not node.hello:
-            return  # the rest is about ranks of an earlier start
-        if "listening" in message:
-            for child in children(node.number, len(self.nodes)):
-                self._start(child, message["listening"])
-        if "ended" in message:
-            rank, seen = message["ended"], time.time() - message["age"]
-            cause = None if message["cause"] is None else Cause.of_json(message["cause"])
-            self.ends.setdefault(rank, End(message["code"], seen, cause, message["said"]))
-            self.patience.forget(rank)
-            node.watches.pop(rank, None)
-        now = self._clock()
-        for name, values in message.get("beats", {}).items():
-            rank, beat = int(name), Beat(*values)
-            if beat.pace is not None:
-                self._paces(rank, beat.pace)
-            self.patience.note(rank, tuple(beat.at) if beat.at else None, now - beat.age_s, beat.entered)
-            self.patience.expect(rank, beat.planned_s, beat.measured)
-            node.watches.setdefault(rank, StopWatch(self._clock)).note(beat.stopped)
+    def _take(self, node: _Node, message: Message) -> None:
+        """Note what an agent has said. Until it says hello, messages are about ranks of an earlier start."""
+        match message:
+            case protocol.Asked():
+                self.asked_to_stop = True
+            case protocol.Hello():
+                node.hello = True
+            case protocol.Listening(address, port) if node.hello:
+                for child in children(node.number, len(self.nodes)):
+                    self._start(child, (address, port))
+            case protocol.Ended(rank, code, cause, age_s, said) if node.hello:
+                self.ends.setdefault(rank, End(code, time.time() - age_s, cause, said))
+                self.patience.forget(rank)
+                node.watches.pop(rank, None)
+            case protocol.Beats(ranks) if node.hello:
+                now = self._clock()
+                for rank, beat in ranks.items():
+                    if beat.pace is not None:
+                        self._paces(rank, beat.pace)
+                    self.patience.note(rank, beat.at, now - beat.age_s, beat.entered)
+                    self.patience.expect(rank, beat.planned_s, beat.measured)
+                    node.watches.setdefault(rank, StopWatch(self._clock)).note(beat.stopped)
 
     def has_ended(self, node: _Node) -> bool:
         """Return whether all ranks of a node have ended."""
         return all(rank in self.ends for rank in node.command.ranks)
 
-    def _lose(self, node: _Node, silent_s: float | None) -> None:
-        """Note that an agent is gone, or silent, and with it its ranks."""
+    def _lose(self, node: _Node, loss: Loss) -> None:
+        """Note that an agent is gone, silent or of another version, and with it its ranks."""
         assert node.link is not None
         self._selector.unregister(node.link)
         node.link = None
-        what, code, hint = self._launcher.lost(node.number, node.hello, silent_s)
-        cause = Cause(code, Problem(f"{node.command.host} {what}", hint=hint), whole=True)
+        cause = Cause(loss.code, Problem(f"{node.command.host} {loss.what}", hint=loss.hint), whole=True)
         for rank in node.command.ranks:
-            self.ends.setdefault(rank, End(code, time.time(), cause, ""))
+            self.ends.setdefault(rank, End(loss.code, time.time(), cause, ""))
             self.patience.forget(rank)
         node.watches.clear()
 
@@ -350,7 +351,7 @@ def _wait(
             deadline = time.monotonic() + _GRACE_S
         # A scheduler signals the agents too, and that is one request, whichever signal comes first.
         if max(_urgency(requests), nodes.asked_to_stop) > asked:
-            nodes.ask(**{"kill" if asked else "stop": True})
+            nodes.tell(protocol.Kill() if asked else protocol.Stop())
             if not asked:
                 at_once = "; press Ctrl-C again to stop immediately"
                 if starting():
@@ -361,7 +362,7 @@ def _wait(
                     say(f"stopping as soon as the ranks have started{at_once}")
             asked += 1
         if asked == 1 and starting():
-            nodes.ask(kill=True)
+            nodes.tell(protocol.Kill())
             asked = 2
         tick()
         if deadline is None and (rank := nodes.stopped()) is not None:
@@ -369,7 +370,7 @@ def _wait(
             message = f"rank {rank} was stopped by a signal{where and f' in {where}'}; the others wait for it"
             raise RankError(message, ExitCode.HANG, folder.log(rank), how_to_resume(folder))
         if deadline is None and (hang := nodes.patience.hang()) is not None:
-            nodes.ask(stacks=True)
+            nodes.tell(protocol.Stacks())
             last = time.monotonic() + _STACKS_S
             while time.monotonic() < last:
                 nodes.look(_POLL_S)

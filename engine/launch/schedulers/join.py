@@ -32,6 +32,7 @@ from typing import Any
 from engine.cluster.cluster import Cluster
 from engine.config import schema
 from engine.control.link import Link
+from engine.control.protocol import Again, End, Hello, Join, ProtocolError
 from engine.control.signals import STOP_SIGNALS, handled
 from engine.control.sockets import Listener, connect
 from engine.errors import BytescaleError, ExitCode, PreflightError, storage_error
@@ -147,7 +148,7 @@ class Joins:
             if not agent.in_use:
                 agent.in_use = True
                 with suppress(OSError):  # its end is noticed when it is read from
-                    agent.link.send(again=True)
+                    agent.link.send(Again())
                 found.append((node, agent.link))
         return found
 
@@ -182,13 +183,13 @@ class Joins:
                 if agent.in_use:
                     agent.in_use = False
                     with suppress(OSError):
-                        agent.link.send(again=True)  # it answers when its ranks have ended
+                        agent.link.send(Again())  # it says hello when its ranks have ended
                         waits.register(agent.link, selectors.EVENT_READ, agent.link)
             while waits.get_map() and (left := last - time.monotonic()) > 0:
                 for key, _ in waits.select(left):
                     try:
-                        done = any("hello" in message for message in key.data.receive())
-                    except EOFError:
+                        done = any(isinstance(message, Hello) for message in key.data.receive())
+                    except (EOFError, ProtocolError):
                         done = True
                     if done:
                         waits.unregister(key.data)
@@ -199,7 +200,10 @@ class Joins:
         return not self._gone
 
     def _admit(self) -> None:
-        """Accept the agents that have connected. One of a node that has an agent already is sent away."""
+        """Accept the agents that have connected. One of a node that has an agent already is sent away.
+
+        Raises PreflightError for one of another version of ByteScale.
+        """
         if self._listener is None:
             return
         for new in self._listener.links():
@@ -207,16 +211,20 @@ class Joins:
         for key, _ in self._strangers.select(0):
             link: Link = key.data
             try:
-                messages = link.receive()
+                if not (messages := link.receive()):
+                    continue
+                first = messages[0]
             except EOFError:
-                messages = [{}]
-            if not messages:
-                continue
+                first = None
+            except ProtocolError as error:
+                self._strangers.unregister(link)
+                with suppress(OSError):
+                    link.send(End(error.code))
+                link.close()
+                raise error.by("a process of another node") from error
             self._strangers.unregister(link)
-            join = messages[0].get("join", {})
-            node = join.get("node")
-            if isinstance(node, int) and 0 < node < self.joined.nodes and node not in self._agents:
-                self._agents[node] = _Agent(link, str(join.get("host")))
+            if isinstance(first, Join) and 0 < first.node < self.joined.nodes and first.node not in self._agents:
+                self._agents[first.node] = _Agent(link, first.host)
             else:
                 link.close()
 
@@ -234,7 +242,7 @@ class Joins:
                 self._admit()
         for agent in self._agents.values():
             with suppress(OSError):
-                agent.link.send(end=code)
+                agent.link.send(End(code))
         with suppress(OSError):
             self.withdraw()
         self._listener.close()
@@ -364,10 +372,12 @@ def _work(link: Link, secret: bytes, joined: Joined) -> int | None:
     for number in handled():
         signal.signal(number, lambda number, _: agent.pass_on(number))
     try:
-        link.send(join={"node": joined.node, "host": socket.gethostname()})
+        link.send(Join(joined.node, socket.gethostname()))
         code = agent.run()
     except OSError:  # the launcher is gone
         code = ExitCode.HANG
+    except ProtocolError as error:
+        raise error.by("the launcher or a rank") from error
     finally:
         agent.close()
         link.close()

@@ -5,20 +5,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from engine.control.link import Link
+from engine.control.protocol import Job, Message, Start, Tree
 from engine.launch.agents.commands import NodeCommand
 from engine.run.folder import RunFolder
 
+M = TypeVar("M", bound=Message)
 AGENT = (sys.executable, "-m", "engine.launch.agents.agent")
 
 # Reports a place, and waits until it is asked to stop. Ends as a rank that has saved.
 WAITS = """
 import sys, time
 from engine.control.link import Link
+from engine.control.protocol import Stop
 link = Link.to_agent()
-while not any("stop" in message for message in link.receive()):
+while Stop() not in link.receive():
     pass
 time.sleep(0.2)
 sys.exit(75)
@@ -57,11 +63,21 @@ def walks(folder: RunFolder, steps: int) -> str:
 
 
 def job(
-    folder: RunFolder, *programs: str, first: int = 0, peer: str | None = None, alone: bool = True
-) -> dict[str, object]:
-    """The job of a node, by default the only one, whose ranks, from `first` on, run Python programs."""
-    ranks = [[rank, [sys.executable, "-c", program]] for rank, program in enumerate(programs, start=first)]
-    return {"folder": str(folder.root), "ranks": ranks, "environment": {}, "peer": peer, "alone": alone}
+    folder: RunFolder,
+    *programs: str,
+    first: int = 0,
+    peer: str | None = None,
+    alone: bool = True,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Job:
+    """The job of a node whose ranks, from `first` on, run Python programs."""
+    ranks = [(rank, [sys.executable, "-c", program]) for rank, program in enumerate(programs, start=first)]
+    return Job(str(folder.root), ranks, dict(environment), gpus=False, alone=alone, peer=peer)
+
+
+def start(folder: RunFolder, *programs: str, tree: Tree | None = None, **more: Any) -> Start:
+    """The message that starts these programs, by default on the only node; `more` as for `job`."""
+    return Start(job(folder, *programs, **more), tree)
 
 
 def node(
@@ -82,7 +98,7 @@ class Launcher:
         self.process.stdin.close()
         self.process.stdout.close()
         self._open = True
-        self.said = list[dict[str, object]]()
+        self.said = list[Message]()
 
     def __enter__(self) -> Launcher:
         return self
@@ -98,11 +114,11 @@ class Launcher:
             self.link.close()
             self._open = False
 
-    def until(self, name: str) -> dict[str, object]:
-        """Wait for the next message that has a name."""
+    def until(self, kind: type[M]) -> M:
+        """Wait for the next message of a kind."""
         while True:
             for number, message in enumerate(self.said):
-                if name in message:
+                if isinstance(message, kind):
                     del self.said[: number + 1]
                     return message
             self.said += self.link.receive()

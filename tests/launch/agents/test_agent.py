@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import select
@@ -13,8 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,26 @@ import psutil
 import pytest
 
 from engine.control.link import SILENCE_S, Link
+from engine.control.protocol import (
+    Asked,
+    Beat,
+    Beats,
+    End,
+    Ended,
+    Hello,
+    Kill,
+    Start,
+    Stop,
+    Tree,
+    line_of,
+    message_of,
+)
 from engine.control.sockets import Listener
+from engine.errors import Problem
 from engine.launch.agents import agent as agents
-from engine.launch.agents.agent import Agent, Beat, last_line, write_stacks
+from engine.launch.agents.agent import Agent, last_line, write_stacks
 from engine.run.folder import RunFolder
-from tests.launch.agents.nodes import WAITS, Launcher, job, real_rank
+from tests.launch.agents.nodes import WAITS, Launcher, job, real_rank, start
 
 SLEEPS = "import time; time.sleep(60)"
 CHILD = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
@@ -42,7 +57,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
     """The launcher's end of a new agent, which has said hello."""
     with Launcher(tmp_path / "agent.txt") as launcher:
-        launcher.until("hello")
+        launcher.until(Hello)
         yield launcher
 
 
@@ -63,8 +78,8 @@ def test_ranks_are_started_with_their_place_and_what_they_print_is_logged(
     folder: RunFolder, launcher: Launcher
 ) -> None:
     prints = "import os; print(*(os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'OF_ALL')), flush=True)"
-    launcher.link.send(start=job(folder, prints, prints, first=4) | {"environment": {"OF_ALL": "x"}})
-    ends = sorted(launcher.until("ended")["ended"] for _ in range(2))  # type: ignore[type-var]
+    launcher.link.send(start(folder, prints, prints, first=4, environment={"OF_ALL": "x"}))
+    ends = sorted(launcher.until(Ended).rank for _ in range(2))
     assert ends == [4, 5]
     assert [folder.log(rank).read_text() for rank in ends] == ["4 0 x\n", "5 1 x\n"]
 
@@ -83,14 +98,14 @@ def test_ranks_compile_in_a_few_processes_unless_the_user_chose_a_number(
     environment = {} if chosen is None else {"TORCHINDUCTOR_COMPILE_THREADS": chosen, "OMP_NUM_THREADS": chosen}
     started = list[dict[str, str]]()
 
-    def start(rank: int, program: list[str], environment: dict[str, str], *_: Any) -> None:
+    def begin(rank: int, program: list[str], environment: dict[str, str], *_: Any) -> None:
         started.append(environment)
         raise OSError(2, "enough", "x")
 
-    monkeypatch.setattr(agents, "_Rank", start)
+    monkeypatch.setattr(agents, "_Rank", begin)
     ours, theirs = (end.detach() for end in socket.socketpair())
     link, other = Link(ours, ours), Link(theirs, theirs)
-    Agent(link)._start(job(folder, *["pass"] * ranks) | {"environment": environment})
+    Agent(link)._start(job(folder, *["pass"] * ranks, environment=environment), None)
     assert [one["TORCHINDUCTOR_COMPILE_THREADS"] for one in started] == [set_to] * ranks
     assert {one["OMP_NUM_THREADS"] for one in started} == {chosen or str(max(1, cores // ranks))}
     link.close()
@@ -104,20 +119,19 @@ def test_other_hosts_are_reached_over_the_interface_of_the_route_unless_the_user
         monkeypatch.delenv(name, raising=False)
     started = list[dict[str, str]]()
 
-    def start(rank: int, program: list[str], environment: dict[str, str], *_: Any) -> None:
+    def begin(rank: int, program: list[str], environment: dict[str, str], *_: Any) -> None:
         started.append(environment)
         raise OSError(2, "enough", "x")
 
-    monkeypatch.setattr(agents, "_Rank", start)
+    monkeypatch.setattr(agents, "_Rank", begin)
     monkeypatch.setattr(agents, "interface_towards", {"beta": "eth7"}.get)
     ours, theirs = (end.detach() for end in socket.socketpair())
     link, other = Link(ours, ours), Link(theirs, theirs)
     agent = Agent(link)
-    agent._start(job(folder, "pass", peer="beta"))
-    agent._start(job(folder, "pass", peer="beta") | {"environment": {"NCCL_SOCKET_IFNAME": "ib"}})
-    several = {"tree": {"parent": None, "children": 0, "secret": "00"}}
-    agent._start(job(folder, "pass", peer="unreachable") | several)
-    agent._start(job(folder, "pass"))
+    agent._start(job(folder, "pass", peer="beta"), None)
+    agent._start(job(folder, "pass", peer="beta", environment={"NCCL_SOCKET_IFNAME": "ib"}), None)
+    agent._start(job(folder, "pass", peer="unreachable"), Tree(None, 0, "00"))
+    agent._start(job(folder, "pass"), None)
     names = [(one.get("GLOO_SOCKET_IFNAME"), one.get("NCCL_SOCKET_IFNAME")) for one in started]
     assert names == [("eth7", "=eth7"), ("eth7", "ib"), (None, None), ("lo", "=lo")]
     link.close()
@@ -144,8 +158,8 @@ def test_the_first_rank_of_a_node_has_a_socket_to_each_other_one(
     folder: RunFolder, launcher: Launcher, ranks: int
 ) -> None:
     """Only these two have it: reading ends when the other one has ended."""
-    launcher.link.send(start=job(folder, *[TALKS] * ranks))
-    assert [launcher.until("ended")["code"] for _ in range(ranks)] == [0] * ranks
+    launcher.link.send(start(folder, *[TALKS] * ranks))
+    assert [launcher.until(Ended).code for _ in range(ranks)] == [0] * ranks
     said = [folder.log(rank).read_text() for rank in range(ranks)]
     assert said == ["", *(f"to rank {rank} True\n" for rank in range(1, ranks))]
 
@@ -158,26 +172,26 @@ def test_ranks_do_not_take_the_launch_of_torchrun_for_their_own(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "7")
     shows = "import os; print(os.environ['LOCAL_WORLD_SIZE'], [n for n in os.environ if n.startswith('TORCHELASTIC')])"
     with Launcher(tmp_path / "agent.txt") as launcher:
-        launcher.link.send(start=job(folder, "pass", shows))
-        assert launcher.until("ended") and launcher.until("ended")
+        launcher.link.send(start(folder, "pass", shows))
+        assert launcher.until(Ended) and launcher.until(Ended)
     assert folder.log(1).read_text() == "2 []\n"
 
 
 def test_ranks_ignore_the_signal_that_slurm_may_send_to_all_processes(folder: RunFolder, launcher: Launcher) -> None:
-    launcher.link.send(start=job(folder, "import os; os.kill(os.getpid(), 10); print('goes on')"))
-    assert launcher.until("ended")["code"] == 0
+    launcher.link.send(start(folder, "import os; os.kill(os.getpid(), 10); print('goes on')"))
+    assert launcher.until(Ended).code == 0
     assert folder.log(0).read_text() == "goes on\n"
 
 
 def test_a_program_that_cannot_be_started_is_a_cause(folder: RunFolder, launcher: Launcher) -> None:
     """The other ranks of the node run."""
-    work = job(folder, WAITS)
-    launcher.link.send(start=work | {"ranks": [[0, ["/no/such/python"]], *[[1, p] for _, p in work["ranks"]]]})  # type: ignore[attr-defined]
-    message: Any = launcher.until("ended")
-    assert (message["ended"], message["code"], message["cause"]["code"]) == (0, 127, 3)
-    assert message["cause"]["message"].endswith(": /no/such/python: No such file or directory")
-    launcher.link.send(stop=True)
-    assert launcher.until("ended")["code"] == 75
+    work = job(folder, WAITS, first=1)
+    launcher.link.send(Start(replace(work, ranks=[(0, ["/no/such/python"]), *work.ranks]), None))
+    ended = launcher.until(Ended)
+    assert ended.cause is not None and (ended.rank, ended.code, ended.cause.code) == (0, 127, 3)
+    assert ended.cause.problem.message.endswith(": /no/such/python: No such file or directory")
+    launcher.link.send(Stop())
+    assert launcher.until(Ended).code == 75
 
 
 def test_an_agent_that_cannot_reach_its_parent_is_a_cause(folder: RunFolder, launcher: Launcher) -> None:
@@ -185,12 +199,12 @@ def test_an_agent_that_cannot_reach_its_parent_is_a_cause(folder: RunFolder, lau
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    tree = {"parent": ["127.0.0.1", port], "children": 0, "secret": "00"}
-    launcher.link.send(start=job(folder, SLEEPS, SLEEPS) | {"tree": tree})
-    causes: list[Any] = [launcher.until("ended"), launcher.until("ended")]
-    assert [one["ended"] for one in causes] == [0, 1] and {one["cause"]["code"] for one in causes} == {3}
-    parent = f"its parent at 127.0.0.1:{tree['parent'][1]}"  # type: ignore[index]
-    assert all(one["cause"]["message"].endswith(f"{parent}: Connection refused") for one in causes)
+    launcher.link.send(start(folder, SLEEPS, SLEEPS, tree=Tree(("127.0.0.1", port), 0, "00")))
+    ends = [launcher.until(Ended), launcher.until(Ended)]
+    causes = [one.cause for one in ends if one.cause is not None]
+    assert [one.rank for one in ends] == [0, 1] and [one.code for one in causes] == [3, 3]
+    parent = f"its parent at 127.0.0.1:{port}"
+    assert all(one.problem.message.endswith(f"{parent}: Connection refused") for one in causes)
     assert ranks_of(launcher, 0) == []
 
 
@@ -198,11 +212,10 @@ def test_an_interface_that_the_host_does_not_have_is_a_cause(folder: RunFolder, 
     """Also, the agent keeps no connection to its parent."""
     secret = bytes(32)
     with Listener("127.0.0.1", secret) as parent:
-        tree = {"parent": ["127.0.0.1", parent.port], "children": 1, "secret": secret.hex()}
-        environment = {"GLOO_SOCKET_IFNAME": "eth77"}
-        launcher.link.send(start=job(folder, SLEEPS) | {"tree": tree, "environment": environment})
-        cause: Any = launcher.until("ended")["cause"]
-        assert cause["code"] == 3 and "there is no interface eth77" in cause["message"]
+        tree = Tree(("127.0.0.1", parent.port), 1, secret.hex())
+        launcher.link.send(start(folder, SLEEPS, tree=tree, environment={"GLOO_SOCKET_IFNAME": "eth77"}))
+        cause = launcher.until(Ended).cause
+        assert cause is not None and cause.code == 3 and "there is no interface eth77" in cause.problem.message
         assert select.select([parent], [], [], 20)[0]
         (link,) = parent.links()
         assert select.select([link], [], [], 20)[0]
@@ -213,9 +226,9 @@ def test_an_interface_that_the_host_does_not_have_is_a_cause(folder: RunFolder, 
 
 def test_a_host_without_the_run_folder_is_a_cause(tmp_path: Path, launcher: Launcher) -> None:
     missing = RunFolder(tmp_path / "not shared")
-    launcher.link.send(start=job(missing, "pass"))
-    message: Any = launcher.until("ended")
-    assert message["cause"]["code"] == 3 and str(missing.log(0)) in message["cause"]["message"]
+    launcher.link.send(start(missing, "pass"))
+    cause = launcher.until(Ended).cause
+    assert cause is not None and cause.code == 3 and str(missing.log(0)) in cause.problem.message
 
 
 def test_a_cause_has_its_age(folder: RunFolder, launcher: Launcher) -> None:
@@ -225,29 +238,29 @@ def test_a_cause_has_its_age(folder: RunFolder, launcher: Launcher) -> None:
         f"import json, time; cause = {cause!r} | dict(time=time.time() - 100)\n"
         f"open({str(folder.error(0))!r}, 'w').write(json.dumps(cause)); print('last words'); raise SystemExit(4)"
     )
-    launcher.link.send(start=job(folder, fails))
-    message: Any = launcher.until("ended")
-    assert cause.items() <= message["cause"].items()
-    assert 100 <= message["age"] < 130 and message["said"] == "last words"
+    launcher.link.send(start(folder, fails))
+    ended = launcher.until(Ended)
+    assert ended.cause is not None and (ended.cause.code, ended.cause.problem) == (4, Problem("gone"))
+    assert 100 <= ended.age_s < 130 and ended.said == "last words"
 
 
 def test_beats_say_where_ranks_are_and_whether_they_are_stopped(folder: RunFolder, launcher: Launcher) -> None:
-    launcher.link.send(start=job(folder, real_rank(folder), SLEEPS))
+    launcher.link.send(start(folder, real_rank(folder), SLEEPS))
 
-    def beat() -> Any:
-        return launcher.until("beats")["beats"]
+    def beats() -> Mapping[int, Beat]:
+        return launcher.until(Beats).ranks
 
-    while (now := beat())["0"][0] is None:
+    while (now := beats())[0].at is None:
         pass
-    assert now["0"][0] == [3, "forward", 1] and now["1"][0] is None
-    first, later = beat()["0"][1], beat()["0"][1]
+    assert now[0].at == (3, "forward", 1) and now[1].at is None
+    first, later = beats()[0].age_s, beats()[0].age_s
     assert later - first >= 0.9, "seconds since it is there"
     silent = max(ranks_of(launcher, 2), key=lambda process: process.pid)
     silent.suspend()
-    while not beat()["1"][2]:
+    while not beats()[1].stopped:
         pass
     silent.resume()
-    while beat()["1"][2]:
+    while beats()[1].stopped:
         pass
 
 
@@ -258,43 +271,42 @@ def test_beats_say_how_long_the_step_takes(folder: RunFolder, launcher: Launcher
     progress.report("save"); time.sleep(2)
     progress.report("plan", step=4); progress.tell_planned(7.5)"""
     program = real_rank(folder).replace('progress.report("forward", 1, step=3)', steps)
-    launcher.link.send(start=job(folder, program))
+    launcher.link.send(start(folder, program))
     beats = list[Beat]()
     while not beats or beats[-1].planned_s != 7.5:
-        message: Any = launcher.until("beats")
-        beats.append(Beat(*message["beats"]["0"]))
-    assert beats[0].measured is None
-    step, planned_s, measured_s = beats[-1].measured or []
+        beats.append(launcher.until(Beats).ranks[0])
+    assert beats[0].measured is None and beats[-1].measured is not None
+    step, planned_s, measured_s = beats[-1].measured
     assert (step, planned_s) == (3, 2.5) and 1 <= measured_s < 2
-    assert beats[-1].at == [4, "plan", 0] and beats[-1].entered == 2
+    assert beats[-1].at == (4, "plan", 0) and beats[-1].entered == 2
 
 
 def test_a_rank_that_is_asked_to_stop_may_save(folder: RunFolder, launcher: Launcher) -> None:
-    launcher.link.send(start=job(folder, f"import time; time.sleep(0.3)\n{real_rank(folder)}"))
-    launcher.link.send(stop=True)
-    assert launcher.until("ended")["code"] == 75 and (folder.root / "saved").exists()
+    launcher.link.send(start(folder, f"import time; time.sleep(0.3)\n{real_rank(folder)}"))
+    launcher.link.send(Stop())
+    assert launcher.until(Ended).code == 75 and (folder.root / "saved").exists()
 
 
 def test_what_an_ended_rank_has_started_is_killed(folder: RunFolder, launcher: Launcher) -> None:
-    launcher.link.send(start=job(folder, CHILD))
-    assert launcher.until("ended")["code"] == 0
+    launcher.link.send(start(folder, CHILD))
+    assert launcher.until(Ended).code == 0
     pid = int(folder.log(0).read_text())
     assert not psutil.pid_exists(pid) or gone([psutil.Process(pid)])
 
 
 def test_a_kill_ends_ranks_and_what_they_have_started(folder: RunFolder, launcher: Launcher) -> None:
-    launcher.link.send(start=job(folder, f"{CHILD}; time.sleep(60)"))
+    launcher.link.send(start(folder, f"{CHILD}; time.sleep(60)"))
     while not folder.log(0).exists() or not folder.log(0).read_text().endswith("\n"):
         time.sleep(0.01)
     child = psutil.Process(int(folder.log(0).read_text()))
-    launcher.link.send(kill=True)
-    assert launcher.until("ended")["code"] == -signal.SIGKILL
+    launcher.link.send(Kill())
+    assert launcher.until(Ended).code == -signal.SIGKILL
     assert gone([child])
 
 
 @pytest.mark.parametrize("state", ["runs", "stopped"])
 def test_when_the_launcher_is_gone_ranks_are_killed(folder: RunFolder, launcher: Launcher, state: str) -> None:
-    launcher.link.send(start=job(folder, SLEEPS, f"{CHILD}; time.sleep(60)"))
+    launcher.link.send(start(folder, SLEEPS, f"{CHILD}; time.sleep(60)"))
     ranks = ranks_of(launcher, 2)
     if state == "stopped":
         for rank in ranks:
@@ -305,7 +317,7 @@ def test_when_the_launcher_is_gone_ranks_are_killed(folder: RunFolder, launcher:
 
 
 def test_when_the_agent_is_killed_ranks_end_though_they_are_stopped(folder: RunFolder, launcher: Launcher) -> None:
-    launcher.link.send(start=job(folder, SLEEPS, SLEEPS))
+    launcher.link.send(start(folder, SLEEPS, SLEEPS))
     ranks = ranks_of(launcher, 2)
     ranks[0].suspend()
     launcher.process.kill()
@@ -322,7 +334,7 @@ def test_a_silent_launcher_on_another_host_is_taken_for_lost(
         ours, theirs = (end.detach() for end in socket.socketpair())
         link, other = Link(ours, ours), Link(theirs, theirs)
         agent, began = Agent(link), time.monotonic()
-        other.send(start=job(folder, SLEEPS, alone=alone))
+        other.send(start(folder, SLEEPS, alone=alone))
         threading.Timer(3, other.close).start()
         agent.run()
         lasted[alone] = time.monotonic() - began
@@ -345,7 +357,7 @@ def linked() -> Iterator[tuple[Agent, Link]]:
 def test_it_ends_with_the_named_code_though_the_launcher_is_gone() -> None:
     with linked() as (agent, other):
         agent._beaten = -math.inf  # a beat is due
-        other.send(end=75)
+        other.send(End(75))
         other.close()
         assert agent.run() == 75
 
@@ -354,11 +366,11 @@ def test_what_a_scheduler_has_asked_between_two_starts_is_told_in_the_next() -> 
     with linked() as (agent, other):
         agent.pass_on(signal.SIGTERM)
         agent._report()
-        assert [name for message in other.receive() for name in message] == ["asked"]
+        assert other.receive() == [Asked(signal.SIGTERM)]
         agent.begin()  # it drops what it reads before the agent says hello
         agent._report()
         agent._report()
-        assert [name for message in other.receive() for name in message] == ["hello", "asked"]
+        assert other.receive() == [Hello(), Asked(signal.SIGTERM)]
         other.close()
 
 
@@ -369,18 +381,18 @@ def test_signals_of_a_terminal_or_a_scheduler_do_not_end_it(
     """The launcher gets them too, and decides. Ranks do not inherit that signals are ignored."""
     prints = "import signal; print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, flush=True)"
     os.kill(launcher.process.pid, number)
-    launcher.link.send(start=job(folder, prints))
-    assert launcher.until("ended")["code"] == 0
+    launcher.link.send(start(folder, prints))
+    assert launcher.until(Ended).code == 0
     assert folder.log(0).read_text() == "True\n"
 
 
 def test_descriptors_do_not_grow_with_the_ranks_that_have_ended(folder: RunFolder, launcher: Launcher) -> None:
     process = psutil.Process(launcher.process.pid)
     before = process.num_fds()
-    launcher.link.send(start=job(folder, *["pass"] * 4))
+    launcher.link.send(start(folder, *["pass"] * 4))
     for _ in range(4):
-        launcher.until("ended")
-    launcher.until("beats")
+        launcher.until(Ended)
+    launcher.until(Beats)
     assert process.num_fds() == before + 1, "that of the selector of the branch"
 
 
@@ -392,7 +404,7 @@ def test_a_stopped_agent_and_its_ranks_end_with_what_has_started_it(folder: RunF
         assert connection.stdin is not None and connection.stdout is not None
         while b"hello" not in connection.stdout.readline():
             pass
-        connection.stdin.write(json.dumps({"start": job(folder, SLEEPS)}).encode() + b"\n")
+        connection.stdin.write(line_of(start(folder, SLEEPS)))
         connection.stdin.flush()
         shell = psutil.Process(connection.pid)
         while len(family := shell.children(recursive=True)) < 2:
@@ -404,11 +416,11 @@ def test_a_stopped_agent_and_its_ranks_end_with_what_has_started_it(folder: RunF
 
 
 def test_ranks_are_shown_that_their_agent_is_there(folder: RunFolder, launcher: Launcher) -> None:
-    waits = "from engine.control.link import Link\nlink = Link.to_agent()\n"
-    waits += "while not any('alive' in message for message in link.receive()):\n    pass"
+    waits = "from engine.control.link import Link\nfrom engine.control.protocol import Alive\nlink = Link.to_agent()\n"
+    waits += "while Alive() not in link.receive():\n    pass"
     began = time.monotonic()
-    launcher.link.send(start=job(folder, waits))
-    assert launcher.until("ended")["code"] == 0 and time.monotonic() - began < SILENCE_S
+    launcher.link.send(start(folder, waits))
+    assert launcher.until(Ended).code == 0 and time.monotonic() - began < SILENCE_S
 
 
 def test_what_is_printed_is_not_among_the_messages(tmp_path: Path) -> None:
@@ -417,7 +429,7 @@ def test_what_is_printed_is_not_among_the_messages(tmp_path: Path) -> None:
     with subprocess.Popen(["sh", "-c", greets], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == b"Welcome\n"
-        assert json.loads(process.stdout.readline()).keys() == {"hello"}
+        assert message_of(process.stdout.readline()) == Hello()
         process.stdin.close()
 
 

@@ -22,9 +22,9 @@ def test_local_ranks_share_one_agent(tmp_path: Path) -> None:
     (command,) = node_commands(Cluster((Node("localhost", 3),), 2**30), RunFolder(tmp_path), None, GPUS)
     assert command.arguments == (sys.executable, "-m", "engine.launch.agents.agent")
     assert command.ranks == [0, 1, 2]
-    assert command.job["environment"]["WORLD_SIZE"] == "3"
-    assert command.job["peer"] is None and command.job["alone"], "they need no interface"
-    programs = [program for _, program in command.job["ranks"]]
+    assert command.job.environment["WORLD_SIZE"] == "3"
+    assert command.job.peer is None and command.job.alone, "they need no interface"
+    programs = [program for _, program in command.job.ranks]
     assert programs == [[sys.executable, "-m", "engine.trainer", str(tmp_path)]] * 3
 
 
@@ -48,8 +48,8 @@ def test_the_allocator_is_that_of_the_estimate_unless_the_user_chose_one(
     if chosen is not None:
         monkeypatch.setenv(name, chosen)
     (command,) = node_commands(Cluster((Node("localhost", 1),), 2**30), RunFolder(tmp_path), None, config)
-    assert command.job["environment"][name] == (chosen or value)
-    assert ("MALLOC_MMAP_THRESHOLD_" in command.job["environment"]) == (config is CPUS)
+    assert command.job.environment[name] == (chosen or value)
+    assert ("MALLOC_MMAP_THRESHOLD_" in command.job.environment) == (config is CPUS)
 
 
 def test_ranks_of_a_cluster_of_cpus_see_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,8 +58,8 @@ def test_ranks_of_a_cluster_of_cpus_see_no_gpu(tmp_path: Path, monkeypatch: pyte
     cluster, folder = Cluster((Node("localhost", 1),), 2**30), RunFolder(tmp_path)
     (on_cpu,) = node_commands(cluster, folder, None, CPUS)
     (on_gpu,) = node_commands(cluster, folder, None, GPUS)
-    assert on_cpu.job["environment"]["CUDA_VISIBLE_DEVICES"] == ""
-    assert "CUDA_VISIBLE_DEVICES" not in {**on_gpu.environment, **on_gpu.job["environment"]}, "it is inherited"
+    assert on_cpu.job.environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert "CUDA_VISIBLE_DEVICES" not in {**on_gpu.environment, **on_gpu.job.environment}, "it is inherited"
 
 
 def test_agents_of_other_hosts_start_over_ssh_and_ranks_find_the_first_host(tmp_path: Path) -> None:
@@ -69,19 +69,19 @@ def test_agents_of_other_hosts_start_over_ssh_and_ranks_find_the_first_host(tmp_
     commands = node_commands(cluster, folder, tmp_path / "step 1", GPUS)
     assert [c.host for c in commands] == ["alpha", "beta", "gamma"]
     assert [c.ranks for c in commands] == [[0], [1, 2], [3]]
-    assert [c.job["peer"] for c in commands] == ["beta", "alpha", "alpha"], "the route to it has the interface"
-    assert not any(c.job["alone"] for c in commands), "a network may be cut"
+    assert [c.job.peer for c in commands] == ["beta", "alpha", "alpha"], "the route to it has the interface"
+    assert not any(c.job.alone for c in commands), "a network may be cut"
     beta = commands[1]
     assert beta.arguments[0] == "ssh" and beta.arguments[-2] == "beta" and "BatchMode=yes" in beta.arguments
     assert shlex.split(beta.arguments[-1])[-3:] == [sys.executable, "-m", "engine.launch.agents.agent"]
-    assert beta.job["environment"]["WORLD_SIZE"] == "4"
-    assert beta.job["folder"] == str(folder.root)
-    assert [program[-2:] for _, program in beta.job["ranks"]] == [[str(folder.root), str(tmp_path / "step 1")]] * 2
+    assert beta.job.environment["WORLD_SIZE"] == "4"
+    assert beta.job.folder == str(folder.root)
+    assert [program[-2:] for _, program in beta.job.ranks] == [[str(folder.root), str(tmp_path / "step 1")]] * 2
 
 
 def test_a_single_host_that_is_another_machine_has_no_peer(tmp_path: Path) -> None:
     (command,) = node_commands(Cluster((Node("alpha", 2),), 2**30), RunFolder(tmp_path), None, GPUS)
-    assert command.job["peer"] is None and not command.job["alone"]
+    assert command.job.peer is None and not command.job.alone
 
 
 def test_ranks_find_a_host_without_the_user_of_its_ssh(tmp_path: Path) -> None:
@@ -89,15 +89,15 @@ def test_ranks_find_a_host_without_the_user_of_its_ssh(tmp_path: Path) -> None:
     cluster = Cluster((Node("me@alpha", 1), Node("me@beta", 1)), 2**30)
     first, second = node_commands(cluster, RunFolder(tmp_path), None, GPUS)
     assert first.arguments[-2] == first.host == "me@alpha"
-    assert (first.job["peer"], second.job["peer"]) == ("beta", "alpha")
+    assert (first.job.peer, second.job.peer) == ("beta", "alpha")
 
 
 def test_a_first_host_that_is_this_machine_has_the_next_one_as_its_peer(tmp_path: Path) -> None:
     """It has no route to itself that others could use; and its agent is no ssh."""
     cluster = Cluster((Node(socket.gethostname(), 1), Node("beta", 1)), 2**30)
     first, second = node_commands(cluster, RunFolder(tmp_path), None, GPUS)
-    assert first.arguments[0] == sys.executable and first.job["peer"] == "beta"
-    assert second.job["peer"] == socket.gethostname()
+    assert first.arguments[0] == sys.executable and first.job.peer == "beta"
+    assert second.job.peer == socket.gethostname()
 
 
 def test_hosts_that_are_this_machine() -> None:

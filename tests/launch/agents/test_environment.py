@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,8 @@ def seen_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: bool, stag
     for value in (*USERS.values(), *SECRETS.values()):
         needed = value in (USERS["LD_LIBRARY_PATH"], USERS["PYTHONPATH"])
         assert needed == (value in " ".join(beta.arguments)), "`ps` shows it"
-    beta.job["ranks"] = [[1, [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]]]
-    beta.job["peer"] = None
+    shows = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
+    beta = replace(beta, job=replace(beta.job, ranks=[(1, shows)], peer=None))
     run_ranks([beta], folder, lambda: None, lambda line: None)
     seen: dict[str, str] = json.loads(folder.log(1).read_text())
     return seen
@@ -128,8 +129,7 @@ def test_launch_order_is_kept_only_where_two_communicators_meet(
     def order(ranks: int, gpus: bool, stage: int, pp: int = 1) -> str | None:
         cluster = Cluster((Node("localhost", ranks),), 2**30)
         commands = node_commands(cluster, RunFolder(tmp_path), None, ranks_of(gpus, stage, pp))
-        environment: dict[str, str] = commands[0].job["environment"]
-        return environment.get("NCCL_LAUNCH_ORDER_IMPLICIT")
+        return commands[0].job.environment.get("NCCL_LAUNCH_ORDER_IMPLICIT")
 
     assert order(2, True, 3) == order(2, True, 1, pp=2) == "1"
     assert [order(2, True, 2), order(2, False, 3), order(1, True, 3)] == [None] * 3

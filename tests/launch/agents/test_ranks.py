@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -227,10 +228,28 @@ def test_without_ssh_the_other_agents_are_ended(folder: RunFolder) -> None:
 def test_a_rank_that_cannot_be_started_is_a_failed_check(folder: RunFolder) -> None:
     """A host without the run folder has no place for the log."""
     command = node(folder, "import time; time.sleep(60)")
-    command.job["ranks"].append([1, ["/no/such/python"]])
+    command = replace(command, job=replace(command.job, ranks=[*command.job.ranks, (1, ["/no/such/python"])]))
     with pytest.raises(RankError, match=r"rank 1 could not be started on .*: /no/such/python: No such file") as caught:
         run_ranks([command], folder, lambda: None, print)
     assert (caught.value.code, caught.value.problems[0].hint) == (3, PATHS_HINT)
+
+
+def test_hosts_with_another_version_are_named_before_any_rank_starts(folder: RunFolder) -> None:
+    """Of messages, with the same problem on two hosts; or a version before they had a number."""
+    newer = "from engine.control import protocol\nprotocol.PROTOCOL = 99\n"
+    newer += "protocol.Hello.__init__.__defaults__ = (99,)\nfrom engine.launch.agents import agent\nagent.main()"
+    older = "import json, sys; print(json.dumps(dict(hello=True)), flush=True); sys.stdin.read()"
+    others = [
+        node(folder, "pass", host=f"gpu-{rank}", first=rank, start=(sys.executable, "-c", program))
+        for rank, program in enumerate((newer, newer, older), start=1)
+    ]
+    with pytest.raises(PreflightError) as caught:
+        run_ranks([node(folder, "open('started', 'w')"), *others], folder, lambda: None, print)
+    first, second = caught.value.problems
+    assert first.message.startswith("gpu-1 runs another version of ByteScale") and "same on gpu-2" in first.message
+    assert second.message.startswith("gpu-3 runs another version of ByteScale") and "`hello`" in second.message
+    assert "same version" in (first.hint or "") and first.key == str(folder.node_log(1))
+    assert not folder.log(0).exists() and not children()
 
 
 def test_a_host_that_is_lost_during_training_is_no_failed_check(folder: RunFolder) -> None:

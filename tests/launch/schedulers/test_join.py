@@ -21,7 +21,8 @@ import psutil
 import pytest
 
 from engine.control.link import Link
-from engine.control.sockets import Listener
+from engine.control.protocol import End, Join, Start, message_of
+from engine.control.sockets import Listener, connect
 from engine.errors import ConfigError, ExitCode, PreflightError
 from engine.launch.agents.commands import NodeCommand
 from engine.launch.agents.ranks import PreemptedError, RankError, run_ranks
@@ -369,8 +370,8 @@ def test_the_secret_does_not_travel_to_the_nodes_that_join(folder: RunFolder, mo
             launch(joins, folder, "pass", "pass")
             said = sent[joins._agents[1].link.fileno()]
         assert codes(started) == [0]
-    starts = [message["start"] for message in map(json.loads, said.splitlines()) if "start" in message]
-    assert [start["tree"]["secret"] for start in starts] == [None]
+    trees = [message.tree for message in map(message_of, said.splitlines()) if isinstance(message, Start)]
+    assert [tree and tree.secret for tree in trees] == [None]
     assert joins._secret.hex().encode() not in said
 
 
@@ -434,6 +435,22 @@ def test_a_second_process_that_claims_a_node_is_sent_away(folder: RunFolder, mon
                 assert twice[0].wait(1) == 1  # the error, which here nobody reports
             launch(joins, folder, "pass", "pass")
         assert codes(started) == [0]
+
+
+def test_a_process_of_another_version_ends_the_launch_and_itself(folder: RunFolder) -> None:
+    """It would look for another launch for ten minutes."""
+    with (
+        pytest.raises(PreflightError, match="another node runs another version of ByteScale") as caught,
+        Joins(place(), folder, LOOPBACK) as joins,
+    ):
+        joins.publish()
+        facts = json.loads(folder.launch(place().key).read_text())
+        link = connect(facts["host"], facts["port"], bytes.fromhex(facts["secret"]))
+        link.send(Join(1, "beta", protocol=99))
+        launch(joins, folder, "pass", "pass")
+    assert caught.value.code == ExitCode.PREFLIGHT
+    assert link.receive() == [End(ExitCode.PREFLIGHT)]
+    link.close()
 
 
 def test_the_exit_code_of_an_unexpected_error_is_that_of_a_bug(tmp_path: Path) -> None:
