@@ -42,7 +42,9 @@ def examine(config: Config, say: Callable[[str], None]) -> list[Check]:
         # there can their launcher handle signals.
         with ThreadPoolExecutor(2) as background:
             asked = background.submit(libraries.ask, config)
-            looked = background.submit(hosts.look_at, config, cluster, logs) if config.cluster.hostfile else None
+            looked = (
+                background.submit(hosts.look_at, config, cluster, logs / "hosts") if config.cluster.hostfile else None
+            )
             _network(checks, cluster, logs / "ranks")
             kept = any(check.name in PARTS and check.state == "failed" for check in checks.found)
 

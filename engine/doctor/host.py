@@ -1,22 +1,15 @@
-"""What the doctor runs on each host of a hostfile: `python -m engine.doctor.host` answers questions of hosts.py.
-
-Questions are messages (engine/control/protocol.py) on standard input, and answers on standard output. It ends when the
-connection does. Imports no torch.
-"""
+"""What the agent of a host answers when the doctor asks (hosts.py). Imports no torch."""
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from engine.cluster.gpus import visible_gpus
-from engine.control.link import Link
 from engine.control.protocol import Answer, Ask, Failed
 from engine.doctor import network
 from engine.doctor.check import Check, Checks, failed, ok, skipped
@@ -89,19 +82,6 @@ _QUESTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def main() -> None:
-    """Answer questions until the connection ends."""
-    output = os.dup(1)
-    os.dup2(2, 1)  # what else is printed must not be among the answers
-    os.write(output, b"\n")  # ends the line of a shell that greets
-    link = Link(0, output)
-    with suppress(EOFError, BrokenPipeError):
-        while True:
-            for message in link.receive():
-                if isinstance(message, Ask):
-                    link.send(answer(message))
-
-
 def answer(asked: Ask) -> Answer | Failed:
     """Answer a question."""
     try:
@@ -109,7 +89,3 @@ def answer(asked: Ask) -> Answer | Failed:
     except Exception as error:  # the answer, whatever it is; the other questions follow
         why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         return Failed(asked.ticket, why)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,10 @@
-"""Checks the hosts of a hostfile: asks a small program on each of them (host.py), over the ssh that `train` uses."""
+"""Checks the hosts of a hostfile: starts the agents that `train` starts, and asks them (host.py)."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import selectors
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,75 +16,47 @@ from typing import Any
 
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
-from engine.cluster.hosts import is_local
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.control.link import Link
-from engine.control.protocol import Answer, Ask, Failed
+from engine.control.protocol import Answer, Ask, Failed, ProtocolError
 from engine.doctor.check import Check, Checks, failed, ok, warning
 from engine.doctor.software import Software
 from engine.doctor.storage import PREFIX, nearest
 from engine.errors import PreflightError
-from engine.files import new_file
-from engine.launch.agents.agent import last_line
-from engine.launch.agents.commands import over_ssh
-from engine.launch.agents.environment import forwarded, needed_to_start
+from engine.launch.agents.commands import node_commands
+from engine.launch.agents.environment import forwarded
+from engine.launch.agents.launchers import Starts
 from engine.launch.checks.interface import INTERFACES
 from engine.launch.checks.ready import Need
-from engine.safe_path import safe_path
+from engine.run.folder import RunFolder
 
-_PROGRAM = (sys.executable, "-m", "engine.doctor.host")
-_START_S = 60.0  # ssh gives up after 20 s, and says why; Python may start from a slow file system
 _ANSWER_S = 30.0
 _AT_ONCE = 64  # hosts
 _TICKS = 5  # round trips, of which the shortest gives the clock
 # Logs of hosts whose clocks differ by more cannot be put in order. With more than the second limit, programs that
 # compare times of shared files with their own, such as build tools, do too much or too little.
 _APART_S, _FAR_APART_S = 1.0, 10.0
-_SSH_FAILED = 255
-_END_S = 5.0
 
 
 class _LostError(PreflightError):
-    """The program on a host does not answer."""
+    """The agent of a host does not answer."""
 
 
 class _AnswerError(Exception):
-    """The program on a host could not answer a question; the message says why."""
+    """The agent of a host could not answer a question; the message says why."""
 
 
 class _Host:
-    """The program on a host, and the connection to it, which ends with this context."""
+    """The agent on a host, which answers questions (host.py)."""
 
-    def __init__(self, node: Node, number: int, variables: dict[str, str], logs: Path) -> None:
+    def __init__(self, node: Node, number: int, launcher: Starts, link: Link) -> None:
         self.node, self.number, self.lost = node, number, False
-        self._here = is_local(node.host)
-        self._command = _PROGRAM if self._here else over_ssh(node.host, _PROGRAM, needed_to_start(variables))
-        self._log = logs / f"host-{number}.log"
-
-    def __enter__(self) -> _Host:
-        with new_file(self._log) as stderr:
-            environment = os.environ | safe_path()
-            self._process = subprocess.Popen(
-                self._command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
-            )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._link = Link(os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno()))
-        self._process.stdin.close()
-        self._process.stdout.close()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._link.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._launcher, self._link = launcher, link
 
     def ask(self, question: str, *values: Any, seconds: float = _ANSWER_S) -> Any:
         """Ask a question of host.py. Raises _LostError if no answer comes, _AnswerError if it could not be answered."""
-        last = time.monotonic() + seconds
+        last, host = time.monotonic() + seconds, self.node.host
         try:
             self._link.send(Ask(0, question, values))
             with selectors.DefaultSelector() as waits:  # select() cannot watch descriptors above 1,023
@@ -98,20 +69,14 @@ class _Host:
                             case Answer(_, value):
                                 return value
         except (EOFError, BrokenPipeError):
+            self.lost, loss = True, self._launcher.lost(self.number, answered=False, silent_s=None)
+            # The rest of the hint is for `train`: it names this command.
+            raise _LostError(f"{host}: {loss.why or loss.what}", hint=loss.hint.partition(";")[0]) from None
+        except ProtocolError as error:
             self.lost = True
-            raise self._ended() from None
+            raise _LostError(f"{host} {error}", hint=error.problems[0].hint) from None
         self.lost = True
-        hint = f"check that Python starts on {self.node.host}"
-        raise _LostError(f"{self.node.host} has not answered for {seconds:.0f} s", hint=hint)
-
-    def _ended(self) -> _LostError:
-        """Return the error that says why the program has ended."""
-        code, name = self._process.wait(), self.node.host
-        said = last_line(self._log, 0)
-        message = f"{name}: {'Python' if self._here else 'ssh'} ended with code {code}" + (f": {said}" if said else "")
-        if code == _SSH_FAILED:
-            return _LostError(message, hint=f"check `ssh {name}`, which must work without a password")
-        return _LostError(message, hint=f"every host needs this folder and {sys.executable} under the same paths")
+        raise _LostError(f"{host} has not answered for {seconds:.0f} s", hint=self._launcher.absent(self.number).hint)
 
 
 @dataclass(frozen=True)
@@ -126,7 +91,7 @@ class _Ours:
 
 
 def look_at(config: Config, cluster: Cluster, logs: Path) -> list[Check]:
-    """Check all hosts, each with its own connection. `logs` is a folder for what ssh says.
+    """Check all hosts, each through its own agent. `logs` is an empty folder for what ssh and agents print.
 
     Names of checks begin with the place of the host in the hostfile, such as `host 2: clock`.
     """
@@ -138,8 +103,12 @@ def look_at(config: Config, cluster: Cluster, logs: Path) -> list[Check]:
         {name: variables[name] for name in INTERFACES if name in variables},
         tuple(node.address for node in cluster.nodes),
     )
+    folder, launcher = RunFolder(logs), Starts()
+    folder.logs.mkdir(parents=True)
     with ExitStack() as stack, ThreadPoolExecutor(_AT_ONCE) as pool:
-        hosts = [stack.enter_context(_Host(node, n, variables, logs)) for n, node in enumerate(cluster.nodes)]
+        stack.callback(launcher.stop)
+        launcher.start(node_commands(cluster, folder, None, config), folder)
+        hosts = [_Host(cluster.nodes[number], number, launcher, link) for number, link in launcher.poll()]
         found = list(pool.map(partial(_checks, ours), hosts))
         # Others connect to the agent and the ranks of the first host, which firewalls between hosts may block.
         if not hosts[0].lost and len(hosts) > 1:
@@ -171,7 +140,7 @@ def _checks(ours: _Ours, host: _Host) -> list[Check]:
 
 def _answers(host: _Host) -> Check:
     began = time.monotonic()
-    host.ask("clock", seconds=_START_S)
+    host.ask("clock", seconds=Starts.answer_s)
     value = f"{time.monotonic() - began:.1f} s"
     return ok("ssh", f"{host.node.host} answers after {value}", value)
 

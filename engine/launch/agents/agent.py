@@ -22,6 +22,8 @@ carry to other hosts:
     | -- stacks, if none makes progress -------> | -- a signal: write stacks to the log ----> |
     | <- ended: rank, code, cause -------------- |
     | -- kill ---------------------------------> | -- SIGKILL ------------------------------> |
+    | -- ask: a question of the doctor --------> |
+    | <- answer -------------------------------- |
 ```
 When the launcher is gone or silent, the agent kills its ranks and ends; a rank whose agent is silent ends, too. If the
 process that has started the agent ends, the system kills the agent, and its ranks with it, even if a signal has stopped
@@ -242,6 +244,11 @@ class Agent:
             case protocol.Kill():
                 for rank in self._ranks.values():
                     rank.kill()
+            case protocol.Ask():
+                # The doctor asks, and no run waits for the imports of its checks.
+                from engine.doctor.host import answer
+
+                self._launcher.send(answer(message))
             case protocol.End(code):
                 self.used = True
                 self._code = code

@@ -39,11 +39,15 @@ _GRACE_S = 5.0  # for an agent to end
 
 
 class Loss(NamedTuple):
-    """Why a node has no agent (any more): what follows the name of its host, the exit code of the run, and a hint."""
+    """Why a node has no agent (any more)."""
 
-    what: str
-    code: int
+    what: str  # follows the name of its host
+    code: int  # the exit code of the run
     hint: str
+    why: str = ""  # how its process has ended, if that is known
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}" if self.why else self.what
 
 
 class Launcher(Protocol):
@@ -146,15 +150,15 @@ class Starts:
             return Loss("closed its connection", ExitCode.HANG, resume)
         name, said = "its agent" if here else "ssh", last_line(agent.log, agent.logged)
         if answered and code < 0:
-            return Loss(f"was lost: {name} was killed by {signal.Signals(-code).name}", 128 - code, resume)
+            return Loss("was lost", 128 - code, resume, f"{name} was killed by {signal.Signals(-code).name}")
         ended = f"{name} ended with code {code}" + (f": {said}" if said else "")
         if answered:
-            return Loss(f"was lost: {ended}", ExitCode.HANG, resume)
+            return Loss("was lost", ExitCode.HANG, resume, ended)
         hint = f"every host needs this folder, the run folder and {sys.executable} under the same paths"
         if code == _SSH_FAILED and not here:
             every = "`bytescale doctor --hostfile FILE` checks every host"
             hint = f"check `ssh {agent.host}`, which must work without a password; {every}"
-        return Loss(f"cannot run ranks: {ended}", ExitCode.PREFLIGHT, hint)
+        return Loss("cannot run ranks", ExitCode.PREFLIGHT, hint, ended)
 
     def absent(self, node: int) -> Loss:
         """Say that the host does not answer."""

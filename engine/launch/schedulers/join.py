@@ -161,7 +161,7 @@ class Joins:
         self._gone.add(node)
         what = "its connection has ended" if silent_s is None else f"it has not answered for {silent_s:.0f} s"
         hint = f"only {self.joined.by} can start its process again; {how_to_resume(self._folder)}"
-        return Loss(f"({agent.host}) was lost: {what}", ExitCode.HANG, hint)
+        return Loss(f"({agent.host}) was lost", ExitCode.HANG, hint, what)
 
     def absent(self, node: int) -> Loss:
         """Say how a node joins."""

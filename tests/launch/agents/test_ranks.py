@@ -16,7 +16,7 @@ import pytest
 
 from engine.control import reduction
 from engine.errors import BytescaleError, PreflightError
-from engine.launch.agents import launchers, ranks
+from engine.launch.agents import launchers, nodes, ranks
 from engine.launch.agents.commands import NodeCommand
 from engine.launch.agents.ranks import PreemptedError, RankError, run_ranks
 from engine.run.folder import RunFolder
@@ -347,7 +347,7 @@ def test_a_rank_that_is_stopped_for_a_moment_is_left_alone(folder: RunFolder) ->
 
 
 def test_a_stopped_agent_is_noticed_and_its_ranks_end(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "SILENCE_S", 2.0)
+    monkeypatch.setattr(nodes, "SILENCE_S", 2.0)
     monkeypatch.setattr(launchers, "_GRACE_S", 1.0)
     monkeypatch.setattr(ranks, "_GRACE_S", 1.0)
     stops = "import os, time; os.kill(os.getppid(), 19); time.sleep(60)"
@@ -398,7 +398,8 @@ def test_agents_hear_the_launcher_while_it_waits_for_storage_or_a_terminal(folde
 def launch(folder: RunFolder, program: str, before: str = "") -> psutil.Popen:
     """Start a launcher with one rank in a process of its own."""
     launcher = (
-        "from pathlib import Path\nfrom tests.launch.agents.nodes import node\nfrom engine.launch.agents import ranks\n"
+        "from pathlib import Path\nfrom engine.launch.agents import nodes, ranks\n"
+        "from tests.launch.agents.nodes import node\n"
         f"from engine.run.folder import RunFolder\n{before}\nfolder = RunFolder(Path({str(folder.root)!r}))\n"
         f"ranks.run_ranks([node(folder, {program!r})], folder, lambda: None, print)"
     )
@@ -416,7 +417,7 @@ def test_a_launcher_that_is_stopped_goes_on_afterwards(folder: RunFolder) -> Non
     """Ctrl-Z: the ranks go on, and the time in which the launcher could hear nothing is no silence of theirs."""
     ticks = folder.root / "ticks"
     works = f"import time\nfor n in range(80):\n    open({str(ticks)!r}, 'a').write('.'); time.sleep(0.1)"
-    process = launch(folder, works, before="ranks.SILENCE_S = 3")
+    process = launch(folder, works, before="nodes.SILENCE_S = 3")
     wait_for(ticks)
     process.suspend()
     before = ticks.stat().st_size
