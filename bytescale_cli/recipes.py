@@ -72,7 +72,7 @@ def copy(
     debug: Debug = False,
 ) -> None:
     """Write a packaged recipe to a new file. Edit it, and run it with --config FILE."""
-    from engine.config.own_copy import own_copy
+    from engine.config.own_text import own_copy
 
     _check_name(name)
     path = new_recipe(file, "FILE")

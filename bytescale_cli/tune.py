@@ -99,7 +99,7 @@ def tune(
     }
     text = _text(config, found, rows, fixed, broken, seconds)
     if path is not None:
-        from engine.config.own_variant import own_variant
+        from engine.config.own_text import own_variant
 
         base = next((text.partition("=")[2] for text in reversed(typed) if text.startswith("recipe=")), "quickstart")
         about = f"Found by `bytescale tune {shlex.join(typed)}`: {rows[0]['step_s']:.3f} s a step, simulated."

@@ -18,9 +18,8 @@ from hydra.errors import HydraException
 
 from engine.config import keys, tree
 from engine.config.explain.spelling import did_you_mean
-from engine.config.not_built import not_built
 from engine.config.schema import SOURCE_NAME, Source
-from engine.config.validate import NAME_RULE
+from engine.config.validate import NAME_RULE, not_built
 from engine.config.versions import replacement
 from engine.errors import Problem
 

@@ -13,7 +13,6 @@ from pydantic.fields import FieldInfo
 
 from engine.config import keys
 from engine.config.explain.spelling import did_you_mean
-from engine.config.not_built import not_built
 from engine.config.schema import DNS_LABEL, DNS_NAME, IMAGE, SOURCE_NAME, WORD, Config, Section
 from engine.config.units import format_of
 from engine.errors import Problem
@@ -245,3 +244,14 @@ def _hint(key: str, field: FieldInfo, kind: str, facts: Mapping[str, object], wh
     if kind == "string_type" and facts["value"] != "null" and not keys.is_list(key):
         return f"quote it twice: '{key}=\"{facts['value']}\"'"
     return means
+
+
+def not_built(key: str, value: object, available: str) -> Problem | None:
+    """Return the problem with a value that only a later version will accept, and that is no typing mistake; else None.
+
+    `available` lists the values that can be chosen today.
+    """
+    key_or_group = key.removesuffix(".name")
+    if (key_or_group, value) == ("data.runtime", "ray"):
+        return Problem(f"{value} is not implemented yet", key, f"available: {available}")
+    return None

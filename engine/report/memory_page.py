@@ -1,16 +1,20 @@
-"""The page of a memory estimate, and the figure of an estimate for other pages."""
+"""The page of a memory estimate, and its figure: a bar for each item, next to the memory of the device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+
+from matplotlib.axes import Axes
 
 from engine.config.schema import Config
 from engine.fit.estimate import Estimate
 from engine.planner.settings import PlanSettings
 from engine.report import headline
-from engine.report.memory_bars import memory_picture
+from engine.report.charts import ROW, write_ends
 from engine.report.page import Figure, Page, Table
-from engine.report.words import Pair, hdp_ranks, memory_rows, memory_unit, short_tokens
+from engine.report.svg import FIRST, INK, QUIET, SECOND, WIDE, AltText, Mark, Size, draw
+from engine.report.words import Pair, hdp_ranks, memory_parts, memory_rows, memory_unit, short_tokens
 
 
 def memory_page(
@@ -45,3 +49,37 @@ def memory_figure(found: Estimate) -> Figure:
         "memory of the device."
     )
     return Figure.of("Memory of a device", caption, lambda size: memory_picture(found, size))
+
+
+def memory_picture(found: Estimate, size: Size = WIDE) -> str:
+    """Draw an estimate's items as bars; each bar begins where the one above it ends. Returns an `<svg>` element."""
+    parts, (name, unit) = memory_parts(found), memory_unit(found.peak)
+    sizes = [part / unit for part in parts.values()]
+    ends = list(accumulate(sizes))
+    rows, total = range(len(parts)), found.device_total / unit
+
+    def paint(axes: Axes) -> list[Mark]:
+        colors = (len(parts) - 2) * [FIRST] + 2 * [QUIET]  # the last two are allowances
+        axes.barh(rows, sizes, left=[0, *ends[:-1]], height=0.7, color=colors)
+        write_ends(axes, rows, ends, [f"{part:,.1f}" for part in sizes], size)
+        axes.axvline(total, color=INK if found.fits else SECOND, linestyle="--", linewidth=1.4)
+        axes.set_xlim(0, max(axes.get_xlim()[1], 1.05 * total))
+        axes.set_yticks(rows, list(parts))
+        axes.set_ylim(len(parts) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(f"{name} per device")
+        return [
+            Mark(
+                0,
+                axes.get_xlim()[1],
+                row - 0.5,
+                row + 0.5,
+                f"{part}: {used / unit:,.2f} {name}, {used / found.device_total:.1%}",
+            )
+            for row, (part, used) in enumerate(parts.items())
+        ]
+
+    verdict = "it fits." if found.fits else "it does not fit."
+    caption = f"{found.peak / unit:,.1f} of {total:,.1f} {name}: {verdict}"
+    return draw(AltText("memory", "Memory of a device by item", caption), size, ROW * len(parts) + 80, paint)

@@ -24,7 +24,7 @@ from engine.report.charts import (
     speedup_picture,
     throughput_picture,
 )
-from engine.report.memory_bars import memory_picture
+from engine.report.memory_page import memory_picture
 from engine.report.svg import Size
 from engine.report.timeline import timeline_picture
 from tests.planner.samples import COSTS, settings, staged_costs

@@ -8,7 +8,7 @@ import pytest
 
 from engine.config import keys, tree
 from engine.config.load import load
-from engine.config.own_copy import own_copy
+from engine.config.own_text import own_copy
 from engine.config.units import format_count
 
 

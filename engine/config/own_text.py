@@ -1,19 +1,25 @@
-"""A packaged recipe as the text of a file of the user's own, with comments to start from."""
+"""The text of recipe files of a user's own: a packaged recipe to start from, or a config that builds on a recipe."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from engine.config import keys, tree
+from engine.config.load import load
 from engine.config.own import parse
+from engine.config.schema import Config
+from engine.errors import ConfigError
 
 _WIDTH = 100
+_MISSING = object()
 _HOW = """\
 To use it (relative paths are relative to the current folder):
   bytescale config show --config {file} --origin   # every key, its value, and where it was set
@@ -52,19 +58,54 @@ def own_copy(name: str, file: Path) -> str:
             entries = [other for other in entries if key not in other] + [entry]
     values.pop("recipe", None)
     how = _HOW.format(file=shlex.quote(str(file)), stem=file.stem)
-    lines = [line for text in comments for line in comment(text)]
+    lines = [line for text in comments for line in _comment(text)]
     lines += ["", f"# A copy of the packaged recipe {name}.", *(f"# {line}" for line in how.splitlines()), ""]
     if entries:
         chosen = [f"  - {key}: {option}" for entry in entries for key, option in entry.items()]
         lines += [f"# {_DEFAULTS}", "defaults:", *chosen, ""]
-    lines += body(values)
+    lines += _body(values)
     if "data" not in values:
         groups = {key for entry in entries for key in entry}
         data = "make the entry of `override /data` in" if "override /data" in groups else "add to"
         no_lengths = _NO_LENGTHS if "override /lengths" in groups else ""
         steps = f"For your documents {data} `defaults`: `- override /data: jsonl`, {no_lengths}and remove the # here:"
-        lines.append(_DATA.format(steps="\n".join(comment(steps))))
+        lines.append(_DATA.format(steps="\n".join(_comment(steps))))
     return "\n".join(lines) + "\n"
+
+
+def own_variant(base: str, config: Config, file: Path, comments: Sequence[str]) -> str:
+    """Write `config` as the text of `file`: its `defaults` name `base`, and below are the values that differ from it.
+
+    `base` is a packaged recipe, or the path of a file of the user's own. `comments` are paragraphs at the top. The name
+    of the recipe, and a run folder of this name, are left out, so that they are named after the file.
+    """
+    below: dict[str, Any] = {}
+    with suppress(ConfigError):  # the base alone may lack values that the user set: then all values are written
+        below = _values(load([f"recipe={base}"]))
+    nested: dict[str, Any] = {}
+    named_after = {"recipe", *(["run.out"] if config.run.out == f"runs/{config.recipe}" else [])}
+    for key, value in _values(config).items():
+        if key not in named_after and value != below.get(key, _MISSING):
+            *sections, name = key.split(".")
+            inner = nested
+            for section in sections:
+                inner = inner.setdefault(section, {})
+            inner[name] = value
+    if tree.is_path(base):
+        base = f"./{os.path.relpath(Path(base).expanduser().resolve(), file.resolve().parent)}"
+    lines = [line for text in comments for line in _comment(text)]
+    return "\n".join([*lines, "", "defaults:", f"  - {base}", "", *_body(nested)]) + "\n"
+
+
+def _values(config: Config) -> dict[str, Any]:
+    """All values of a config, by dotted key."""
+    dumped, found = config.model_dump(mode="json"), {}
+    for key in keys.leaves():
+        value: Any = dumped
+        for part in key.split("."):
+            value = value[part]
+        found[key] = value
+    return found
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +117,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def body(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _body(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the lines of nested values in the schema's order: each key below its description."""
     leaves, indent = keys.leaves(), "  " * prefix.count(".")
     order = [key.removeprefix(prefix).split(".")[0] for key in leaves if key.startswith(prefix)]
@@ -84,14 +125,14 @@ def body(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         if isinstance(value, Mapping) and f"{prefix}{name}" not in leaves:
             yield from ([] if prefix else [""])
             yield f"{indent}{name}:"
-            yield from body(value, f"{prefix}{name}.")
+            yield from _body(value, f"{prefix}{name}.")
         else:
             about = leaves[f"{prefix}{name}"].description
-            yield from (indent + line for line in comment(about or ""))
+            yield from (indent + line for line in _comment(about or ""))
             # A list of one value has the same form for scalars and lists; its brackets are removed.
             yield f"{indent}{name}: {yaml.safe_dump([value], default_flow_style=True, width=1e9).strip()[1:-1]}"
 
 
-def comment(text: str) -> list[str]:
+def _comment(text: str) -> list[str]:
     """Format a text as lines of comments."""
     return [f"# {line}" for line in textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False)]

@@ -5,7 +5,7 @@ import pytest
 from engine.config.load import load
 from engine.fit.estimate import estimate
 from engine.planner.settings import PlanSettings
-from engine.report.memory_bars import memory_picture
+from engine.report.memory_page import memory_picture
 from engine.report.words import MEMORY, memory_parts, memory_rows, memory_unit
 from tests.presets import LLAMA7B_2M
 from tests.report.samples import ESTIMATE, texts
