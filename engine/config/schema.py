@@ -136,6 +136,19 @@ class Model(Section):
     rope: Rope
     norm_eps: float = Field(ge=1e-12, le=1, description="epsilon under the square root of RMSNorm")
     tied: bool = Field(description="share weights between the embedding and the output head")
+    window: Tokens | None = Field(
+        ge=1,
+        le=_TOKENS,
+        examples=["4K"],
+        description="attention window: most tokens that a token attends to, itself included; null: all before it. "
+        "Layers with a window can be planned and estimated, but not trained yet",
+    )
+    windowed: tuple[bool, ...] = Field(
+        min_length=1,
+        max_length=1024,
+        examples=["[true,false]"],
+        description="which layers have the window, in order of depth, repeated: [true,false] is every second one",
+    )
 
     @property
     def head_dim(self) -> int:

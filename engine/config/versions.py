@@ -34,6 +34,8 @@ CHANGES: dict[int, Change] = {  # ascending
             "data.separator": None,
             "cluster.headroom": 0.0,
             "model.family": lambda old: unnamed(old["model.experts"]),
+            "model.window": None,
+            "model.windowed": [True],
         }
     ),
 }

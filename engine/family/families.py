@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle, groupby, islice
+
 from engine.family.family import Family
 from engine.family.layers import LayerKind
 from engine.family.parameters import HEAD, Parameter, of_ends
@@ -44,12 +46,18 @@ _KEYS = {
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 
 
+def _alike(model: Shape, *, experts: bool) -> tuple[LayerKind, ...]:
+    """Layers that differ in nothing but whether they have the model's window."""
+    windows = (model.window if windowed else None for windowed in islice(cycle(model.windowed), model.layers))
+    return tuple(LayerKind(len(list(same)), window, experts) for window, same in groupby(windows))
+
+
 def _all_dense(model: Shape) -> tuple[LayerKind, ...]:
-    return (LayerKind(model.layers, window=None, experts=False),)
+    return _alike(model, experts=False)
 
 
 def _all_experts(model: Shape) -> tuple[LayerKind, ...]:
-    return (LayerKind(model.layers, window=None, experts=True),)
+    return _alike(model, experts=True)
 
 
 _ALL = (

@@ -75,6 +75,7 @@ def test_a_step_that_is_larger_than_the_corpus_is_a_warning(tmp_path: Path, caps
     ("overrides", "launcher", "message"),
     [
         (["dtype=fp64"], None, "fp64 is for tests only"),
+        (["model.window=4K"], None, "not trained yet"),
         (["model.vocab=100"], None, "vocabulary of the documents' tokenizer, 258"),
         ([], "hostfile", "needs a hostfile"),
     ],

@@ -30,6 +30,9 @@ def check_launch(config: Config, cluster: Cluster, launcher: str | None) -> None
     if config.dtype == "fp64":
         message = "fp64 is for tests only: DeepSpeed keeps its master weights in fp32"
         raise ConfigError(message, key="dtype=fp64", hint="use dtype=fp32 or dtype=bf16")
+    if config.model.window is not None and any(config.model.windowed):
+        message = "layers with an attention window can be planned and estimated, but not trained yet"
+        raise ConfigError(message, key="model.window", hint="set model.window=null")
     if launcher == "hostfile" and config.cluster.hostfile is None:
         raise ConfigError("needs a hostfile", key="--launcher hostfile", hint="add --hostfile FILE")
     if all(is_local(node.host) for node in cluster.nodes):

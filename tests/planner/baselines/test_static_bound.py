@@ -22,6 +22,7 @@ CASES = {
     "offload": ["zero.stage=3", "capacity=64K", "context=64K"],
     "pipeline": ["parallel.pp=4", "parallel.tp=2", "cluster.nodes=8"],
     "pipeline with offload": ["parallel.pp=2", "parallel.tp=2", "cluster.nodes=8", "capacity=40K"],
+    "windows": ["model.window=4K", "model.windowed=[true,false]"],
     "unsplit": ["context=8K", "capacity=16K", "zero.stage=3"],
 }
 
