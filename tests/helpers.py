@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from engine.attention.comm import RingComm
 from engine.attention.kernels.choice import choose
 from engine.config.load import load
 from engine.config.schema import Config
+from engine.data.blocks.blocks import Range, Slice
 from engine.data.inputs import rank_inputs
 from engine.data.steps import SequenceTable
 from engine.models.build import build_model
@@ -33,6 +35,8 @@ SCALE = 5.0  # of weights: a weight's change must exceed the rounding of a norm'
 class FakeReader:
     """Documents made of the step's sequences, without files."""
 
+    names = ("data",)
+
     def __init__(self, documents: list[np.ndarray]) -> None:
         self.documents = documents
 
@@ -41,8 +45,9 @@ class FakeReader:
     ) -> np.ndarray:
         return self.documents[document][start:stop]
 
-    def counted(self, source: int, block: int, document: int, start: int, stop: int) -> None:
-        """All tokens count in the loss."""
+    def read(self, wanted: Sequence[Range]) -> list[Slice]:
+        """Read ranges, of which all tokens count in the loss."""
+        return [Slice(self.documents[one.document][one.start : one.stop], None) for one in wanted]
 
 
 Batch = tuple[SequenceTable, FakeReader]

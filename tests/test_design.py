@@ -10,6 +10,7 @@ import pytest
 
 from bytescale_cli import simulate
 from engine.config.schema import Data, Planner
+from engine.data.runtime.runtimes import RUNTIMES
 from engine.data.sources.formats import FORMATS
 from engine.planner.make import PLANNERS
 from tests.layers import LAYERS
@@ -52,6 +53,10 @@ def test_a_named_place_exists(path: str) -> None:
         ("engine/trainer/optimizer.py", "def build_optimizer"),
         ("engine/data/sources/source.py", "class Block"),
         ("engine/data/sources/formats.py", "FORMATS"),
+        ("engine/data/runtime/runtimes.py", "RUNTIMES"),
+        ("engine/data/runtime/runtime.py", "class DataRuntime"),
+        ("engine/data/blocks/blocks.py", "class Blocks"),
+        ("tests/data/blocks/test_blocks.py", "MAKE"),
         ("engine/models/build.py", "def build_model"),
     ],
 )
@@ -64,3 +69,4 @@ def test_the_schema_names_what_the_tables_have() -> None:
     planners = set(get_args(Planner.model_fields["name"].annotation))
     assert planners == set(PLANNERS) == set(simulate._PLANNERS.split(","))
     assert set(get_args(Data.model_fields["format"].annotation)) == {"tokens", *FORMATS}
+    assert set(get_args(Data.model_fields["runtime"].annotation)) == set(RUNTIMES)

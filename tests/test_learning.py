@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.config.load import load
+from engine.data.blocks.blocks import Range
 from engine.data.corpus import Reader
 from engine.data.overview import Corpora
 from engine.data.steps import Cursor, SequenceTable
@@ -33,9 +34,9 @@ class Muted(LocalAttention):
 def pairs(reader: Reader, table: SequenceTable) -> Tensor:
     """Count how often each label follows each input in the sequences of a step, [vocab, vocab]."""
     counts = np.zeros(VOCAB * VOCAB, dtype=np.int64)
-    columns = table.source, table.block, table.document, table.start, table.start + table.length + 1
-    for sequence in zip(*map(np.ndarray.tolist, columns), strict=True):
-        tokens = reader.tokens(*sequence)
+    columns = table.block, table.document, table.start, table.start + table.length + 1, table.hash
+    sequences = zip(*map(np.ndarray.tolist, columns), strict=True)
+    for tokens, _ in reader.read([Range("data", *sequence) for sequence in sequences]):
         counts += np.bincount(tokens[:-1] * VOCAB + tokens[1:], minlength=VOCAB * VOCAB)
     return torch.from_numpy(counts.reshape(VOCAB, VOCAB))
 

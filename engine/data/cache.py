@@ -72,7 +72,7 @@ def locked_part(folder: int, name: str) -> Iterator[None]:
 def write_part(folder: int, name: str, write: Callable[[Path], None]) -> None:
     """Let `write(prefix)` write the files of a block into a draft, and rename them into the open folder.
 
-    A process that is killed leaves the draft, until `loaders.trim` removes it.
+    A process that is killed leaves the draft, until `spool.trim` removes it.
     """
     place = inside(folder) / name
     with drafting(place, folder, cleans=False) as draft:

@@ -6,84 +6,29 @@ inputs. Letters: B blocks of a source, D documents of a block.
 
 from __future__ import annotations
 
-import os
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.config import schema
-from engine.config.schema import Config
-from engine.config.sources import source_configs
-from engine.data.block_files import read_blocks
-from engine.data.cache import ENDINGS, cache_folder
-from engine.data.mixture import segments_of
-from engine.data.parts import OTHERS, LeftOut, Tokens, is_packed, pack_block, part_path, read_left_out
-from engine.data.sources.formats import FORMATS
+from engine.data.blocks.blocks import BlockId, Blocks, Lengths, Range, Slice, changed, is_of
+from engine.data.blocks.packed import Packed
+from engine.data.blocks.texts import Texts
 from engine.data.sources.source import Block
 from engine.data.sources.urls import is_url
 from engine.data.token_facts import blocks_path, hashes_path, parts_path, read_facts
 from engine.data.token_file import Numbers, TokenFile
-from engine.errors import DataError, StorageError
-from engine.run.folder import RunFolder
+from engine.errors import DataError
 from engine.units import Ints
 
 _HASH_BYTES = 16
 _BLOCK = 256  # documents of a block of another tool's token file
 _ENDS = 1 << 16  # bytes at the end of a file of another tool that its fingerprint covers
-_OPENED = 128  # blocks of texts that a process keeps open
-_ATTEMPTS = 5  # to open a block that other runs remove
-
-
-@dataclass(frozen=True, eq=False)
-class Packed:
-    """The documents of a block: documents first .. last - 1 of a token file."""
-
-    tokens: TokenFile
-    hashes: Numbers | None  # of the contents of all documents of the file, 8 bytes each; None for one of another tool
-    first: int
-    last: int
-    left_out: LeftOut | None = None  # None for a file of another tool, and one of `bytescale data pack`
-
-    def __post_init__(self) -> None:
-        """Raise DataError if the mask of a block of texts is missing."""
-        if self.left_out is not None:
-            self.tokens.check_mask(self.left_out.masked)
-
-    def inputs(self) -> Ints:
-        """Return how many inputs each document has, int64 [D]. Those without an input have fewer than two tokens."""
-        found: Ints = np.maximum(self.tokens.lengths(self.first, self.last) - 1, 0)
-        return found
-
-    def hash(self, first: int = 0, last: int | None = None) -> NDArray[np.uint64]:
-        """Return a hash of the content with the mask of documents first .. last - 1 of the block, uint64; of all [D].
-
-        It decides which documents are for validation, so that no content is on both sides. In a file of another tool,
-        it is a hash of the document's number.
-        """
-        begin, count = self.first + first, (self.last - self.first if last is None else last) - first
-        if self.hashes is not None:
-            found = self.hashes.read("<u8", count, 8 * begin)
-            if len(found) < count:
-                raise DataError("was cut off", key=str(self.hashes.path), hint="remove it; it is written again")
-            return found
-        generator = np.random.Philox(key=0).advance(begin // 4)  # draws four numbers at a time
-        return generator.random_raw(count + 4)[begin % 4 :][:count]
-
-    def read(self, document: int, start: int, stop: int) -> Ints:
-        """Return tokens start .. stop - 1 of a document of the block: int64, fewer if it is shorter."""
-        return self.tokens.read(self.first + document, start, stop)
-
-    def counted(self, document: int, start: int, stop: int) -> NDArray[np.bool_] | None:
-        """Return which of tokens start .. stop - 1 of a document count as labels; None if all of the block do."""
-        return self.tokens.counted(self.first + document, start, stop)
 
 
 class Corpus(Protocol):
@@ -118,8 +63,16 @@ class Corpus(Protocol):
         """Return the bytes of a block, about, without reading it."""
         ...
 
-    def open(self, block: int) -> Packed:
-        """Return the documents of a block. Raises DataError and StorageError if they cannot be read or packed."""
+    def lengths(self, block: int) -> Lengths:
+        """Return the lengths of a block. Raises DataError and StorageError as `Blocks.lengths`."""
+        ...
+
+    def slices(self, wanted: Sequence[Range]) -> list[Slice]:
+        """Return the tokens of ranges of this source. Raises DataError and StorageError as `Blocks.slices`."""
+        ...
+
+    def token_file(self, block: int, document: int) -> tuple[str, int]:
+        """Return the path of the file with the tokens of a document, and its number there, for messages."""
         ...
 
     def files(self, block: int) -> list[str]:
@@ -178,7 +131,7 @@ class TokenCorpus:
     def ends(self) -> tuple[int | None, int | None]:
         return (self.facts.bos, self.facts.eos) if self.facts else (None, None)
 
-    def _bounds(self, block: int) -> tuple[int, int]:
+    def bounds(self, block: int) -> tuple[int, int]:
         """Return the first document of a block, and that of the next."""
         if self._table is None:
             return block * _BLOCK, min((block + 1) * _BLOCK, len(self.tokens))
@@ -198,56 +151,54 @@ class TokenCorpus:
     def size(self, block: int) -> int:
         if self._table is not None:
             return int(self._table.read("<i8", 1, 16 * block + 8)[0])
-        return int(self.tokens.lengths(*self._bounds(block)).sum()) * self.tokens.dtype.itemsize
+        return int(self.tokens.lengths(*self.bounds(block)).sum()) * self.tokens.dtype.itemsize
 
-    def open(self, block: int) -> Packed:
-        return Packed(self.tokens, self._hashes, *self._bounds(block))
+    def lengths(self, block: int) -> Packed:
+        return Packed(self.tokens, self._hashes, *self.bounds(block))
+
+    def slices(self, wanted: Sequence[Range]) -> list[Slice]:
+        return [self._slice(one) for one in wanted]
+
+    def _slice(self, wanted: Range) -> Slice:
+        if wanted.block >= self.blocks:
+            raise changed(BlockId(self.name, wanted.block), wanted.document, [self.place])
+        return self.lengths(wanted.block).read(wanted, self.files(wanted.block))
+
+    def token_file(self, block: int, document: int) -> tuple[str, int]:
+        return f"{self.place}.bin", self.bounds(block)[0] + document
 
     def files(self, block: int) -> list[str]:
         return [f"{self.place}.bin"]
 
 
 class TextCorpus:
-    """Documents of which each block is packed into a small token file in a cache folder when it is first needed.
+    """Documents of texts, of which each block is packed into a small token file when it is first needed."""
 
-    `wait` is called with the prefix of the token file of a block that is not there, before the block is packed here.
-    `opened` is called with the number of a block that has been opened, and what it does not contain.
-    """
-
-    def __init__(
-        self, name: str, data: schema.Data, share: float, blocks: Sequence[Block], tokenizer: str | None = None
-    ) -> None:
-        """Take the blocks of a source, and the fingerprint of its tokenizer, if it is known.
-
-        The tokenizer is opened when it is needed; then DataError is raised if it cannot be used.
-        """
-        self.name, self.place, self.share, self.block_list = name, data.path_text, share, blocks
-        self.tokens, self.folder = Tokens.of(data, tokenizer), cache_folder(data)
-        self.blocks = len(blocks)
-        self.wait: Callable[[Path], None] = lambda part: None
-        self.opened: Callable[[int, LeftOut], None] = lambda block, left_out: None
+    def __init__(self, name: str, share: float, texts: Texts, blocks: Blocks) -> None:
+        self.name, self.place, self.share, self.blocks = name, texts.place, share, len(texts.blocks)
+        self.texts, self._packed = texts, blocks
 
     @property
     def vocabulary(self) -> int | None:
-        return self.tokens.open().vocabulary
+        return self.texts.tokens.open().vocabulary
 
     @property
     def kind(self) -> str:
-        return self.tokens.open().kind
+        return self.texts.tokens.open().kind
 
     @property
     def ends(self) -> tuple[int | None, int | None]:
-        tokenizer = self.tokens.open()
+        tokenizer = self.texts.tokens.open()
         return tokenizer.bos, tokenizer.eos
 
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the names and sizes of all files, how they are read, and their tokenizer."""
-        found = blake2b(self.tokens.fingerprint.encode(), digest_size=_HASH_BYTES)
-        folders = {posixpath.dirname(path) for block in self.block_list for path in _absolute(block)}
+        found = blake2b(self.texts.tokens.fingerprint.encode(), digest_size=_HASH_BYTES)
+        folders = {posixpath.dirname(path) for block in self.texts.blocks for path in _absolute(block)}
         # Files may have been moved when a run is resumed, so the folder that has them all does not count.
         begin = 0 if not folders or any(map(is_url, folders)) else len(posixpath.commonpath(folders))
-        for block in self.block_list:
+        for block in self.texts.blocks:
             how = {key: value for key, value in vars(block).items() if key not in ("path", "root")}
             for key, unset in (("separator", None), ("read_lately", "")):
                 if how.get(key) == unset:  # blocks of versions that knew neither had no such field
@@ -257,45 +208,19 @@ class TextCorpus:
         return found.hexdigest()
 
     def size(self, block: int) -> int:
-        return self.block_list[block].size
+        return self.texts.blocks[block].size
 
-    def open(self, block: int) -> Packed:
-        return _opened(self, block)
+    def lengths(self, block: int) -> Lengths:
+        return self._packed.lengths(BlockId(self.name, block))
+
+    def slices(self, wanted: Sequence[Range]) -> list[Slice]:
+        return self._packed.slices(wanted)
+
+    def token_file(self, block: int, document: int) -> tuple[str, int]:
+        return f"{self.texts.part(block)}.bin", document
 
     def files(self, block: int) -> list[str]:
-        return self.block_list[block].files
-
-    def pack_and_open(self, block: int) -> Packed:
-        """Open a block, which is packed first if it is not yet."""
-        part = part_path(self.tokens, self.folder, self.block_list[block])
-        for attempt in range(1, _ATTEMPTS + 1):
-            if not is_packed(part):
-                self.wait(part)
-                pack_block(self.tokens, self.folder, self.block_list[block])
-            try:
-                tokens, left_out = TokenFile.open(part), read_left_out(part)
-                packed = Packed(tokens, Numbers(hashes_path(part)), 0, len(tokens), left_out)
-            except DataError as error:
-                if isinstance(error.__cause__, PermissionError):
-                    raise StorageError("cannot be read: Permission denied", key=str(part), hint=OTHERS) from error
-                if attempt == _ATTEMPTS and is_packed(part):
-                    raise
-                continue  # another run removes it (loaders.trim) just now, or has removed it and packed it again
-            if is_packed(part):  # so no file was removed before it was opened
-                break
-        else:
-            message = f"was removed {_ATTEMPTS} times by other runs before it could be read"
-            raise StorageError(message, key=str(part), hint="let runs with another data.spool use another data.cache")
-        for ending in ENDINGS:  # all of them: programs that tidy up a disk go by the age of each file
-            with suppress(OSError):  # there is no mask, or this user cannot write to the folder
-                os.utime(f"{part}{ending}")
-        self.opened(block, left_out)
-        return packed
-
-
-@lru_cache(_OPENED)  # of all sources together: each has up to four open files
-def _opened(corpus: TextCorpus, block: int) -> Packed:
-    return corpus.pack_and_open(block)
+        return self.texts.blocks[block].files
 
 
 def _absolute(block: Block) -> list[str]:
@@ -303,85 +228,47 @@ def _absolute(block: Block) -> list[str]:
     return [path if path.startswith("/") or is_url(path) else str(Path(path).absolute()) for path in block.files]
 
 
-def list_blocks(data: schema.Data) -> dict[str, Sequence[Block]]:
-    """List the blocks of all sources of texts. Raises DataError for a source without documents."""
-    sources = source_configs(data)
-    return {name: FORMATS[one.format].blocks(one) for name, one in sources.items() if one.format != "tokens"}
+def chosen_lengths(corpus: Corpus, block: int, document: int, content: int) -> Lengths:
+    """Return the lengths of the block of a document whose hash was `content` when it was chosen for a step.
 
-
-def validation_shares(data: schema.Data) -> dict[str, float]:
-    """Return which share of the documents of each source is for validation: all, if `data.mix` gives it no weight."""
-    trained = {name for segment in segments_of(data) for name, weight in segment.weights.items() if weight}
-    return {name: data.validation_share if name in trained else 1.0 for name in source_configs(data)}
-
-
-def open_corpora(
-    data: schema.Data, blocks: Mapping[str, Sequence[Block]], tokenizer: str | None = None
-) -> list[Corpus]:
-    """Open all sources of a config. `blocks` are those that `list_blocks` returned.
-
-    `tokenizer` is the fingerprint of the tokenizer of texts, if it is known. Raises DataError for a source that cannot
-    be used.
+    Raises DataError if the document of this number is another one now, as `Blocks.slices` does.
     """
-    shares = validation_shares(data)
-    corpora = list[Corpus]()
-    for name, one in source_configs(data).items():
-        share = shares[name]
-        if one.format == "tokens":
-            corpora.append(TokenCorpus(name, Path(one.paths[0]), share))
-        else:
-            corpora.append(TextCorpus(name, one, share, blocks[name], tokenizer))
-    return corpora
-
-
-def corpora_of(folder: RunFolder, config: Config) -> list[Corpus]:
-    """Open the sources of a run, of which the launcher has listed the blocks.
-
-    Raises DataError as `read_blocks` and `open_corpora`.
-    """
-    return open_corpora(config.data, *read_blocks(folder.blocks))
-
-
-def open_chosen(corpus: Corpus, block: int, document: int, content: int) -> Packed:
-    """Return the documents of the block of a document whose hash was `content` when it was chosen for a step.
-
-    The process that chooses documents and those that read them open a block at different times, and a file may have
-    changed meanwhile: then a document of this number is another one. Raises DataError in this case.
-    """
-    if block < corpus.blocks:
-        packed = corpus.open(block)
-        if document < packed.last - packed.first and packed.hash(document, document + 1)[0] == content:
-            return packed
+    if block < corpus.blocks and is_of(lengths := corpus.lengths(block), document, content):
+        return lengths
     files = corpus.files(block) if block < corpus.blocks else [corpus.place]
-    place = files[0] if len(files) == 1 else f"{files[0]} .. {files[-1]}"
-    message = f"has changed since document {corpus.name}:{block}:{document} was chosen for a step"
-    raise DataError(message, key=place, hint="run the same command again; do not change documents during a run")
+    raise changed(BlockId(corpus.name, block), document, files)
 
 
-@dataclass(frozen=True)
 class Reader:
     """Reads tokens for a model whose vocabulary has `vocabulary` tokens."""
 
-    corpora: Sequence[Corpus]
-    vocabulary: int
+    def __init__(self, corpora: Sequence[Corpus], vocabulary: int) -> None:
+        self.names = [corpus.name for corpus in corpora]
+        self._corpora = {corpus.name: corpus for corpus in corpora}
+        self._vocabulary = vocabulary
 
-    def tokens(self, source: int, block: int, document: int, start: int, stop: int, content: int | None = None) -> Ints:
-        """Read tokens start .. stop - 1 of a document: int64 [stop - start].
+    def read(self, wanted: Sequence[Range]) -> list[Slice]:
+        """Read ranges of any sources, those of a source together.
 
-        Raises DataError for a token that is not in the vocabulary, and if the document's hash is no longer `content`.
+        Raises DataError for a token that is not in the vocabulary, and errors as `Blocks.slices`.
         """
-        corpus = self.corpora[source]
-        opened = corpus.open(block) if content is None else open_chosen(corpus, block, document, content)
-        found = opened.read(document, start, stop)
-        if len(found) and not 0 <= found.min() <= found.max() < self.vocabulary:
-            wrong = int(found.min()) if found.min() < 0 else int(found.max())
-            number = opened.first + document
-            message = f"document {number} has token {wrong}, but the model's vocabulary has {self.vocabulary}"
-            hint = f"set model.vocab to {wrong + 1} or more, or choose tokens of the model's tokenizer"
-            place = f"{opened.tokens.prefix}.bin"
-            raise DataError(message, key=place, hint=hint if wrong >= 0 else None)
-        return found
+        of_source = defaultdict[str, list[int]](list)
+        for number, one in enumerate(wanted):
+            of_source[one.source].append(number)
+        found = dict[int, Slice]()
+        for name, numbers in of_source.items():
+            ranges = [wanted[number] for number in numbers]
+            found |= zip(numbers, self._corpora[name].slices(ranges), strict=True)
+        for number, one in enumerate(wanted):
+            self._check(one, found[number].tokens)
+        return [found[number] for number in range(len(wanted))]
 
-    def counted(self, source: int, block: int, document: int, start: int, stop: int) -> NDArray[np.bool_] | None:
-        """Return which of tokens start .. stop - 1 of a document count as labels, [stop - start]; None: all."""
-        return self.corpora[source].open(block).counted(document, start, stop)
+    def _check(self, wanted: Range, tokens: Ints) -> None:
+        """Raise DataError if a token is not in the vocabulary."""
+        if not len(tokens) or 0 <= tokens.min() <= tokens.max() < self._vocabulary:
+            return
+        wrong = int(tokens.min()) if tokens.min() < 0 else int(tokens.max())
+        place, number = self._corpora[wanted.source].token_file(wanted.block, wanted.document)
+        message = f"document {number} has token {wrong}, but the model's vocabulary has {self._vocabulary}"
+        hint = f"set model.vocab to {wrong + 1} or more, or choose tokens of the model's tokenizer"
+        raise DataError(message, key=place, hint=hint if wrong >= 0 else None)

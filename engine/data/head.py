@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from engine.config.schema import Config
 from engine.config.sources import source_configs
-from engine.data.corpus import Corpus, TextCorpus, TokenCorpus, open_chosen
+from engine.data.blocks.blocks import Range
+from engine.data.corpus import Corpus, TextCorpus, TokenCorpus, chosen_lengths
 from engine.data.history import History
 from engine.data.parts import Tokens
 from engine.data.places import Known, Place, places_of
@@ -105,14 +106,14 @@ def first_tokens(corpora: Sequence[Corpus], config: Config, table: SequenceTable
         if place.problem is not None:
             found.append(Shown(document, place, start, length, None, loss_tokens, [], [], []))
             continue
-        packed = open_chosen(corpus, document.block, document.document, document.hash)
+        lengths = chosen_lengths(corpus, document.block, document.document, document.hash)
         stop = start + min(tokens, length + 1)  # the last token is only a label
-        ids = packed.read(document.document, start, stop)
-        mask = packed.counted(document.document, start, stop)
+        named = document.source, document.block, document.document
+        ((ids, mask),) = corpus.slices([Range(*named, start, stop, document.hash)])
         counted = np.ones(len(ids), dtype=np.bool_) if mask is None else mask.copy()
         counted[:1] = False
         text = decode(_tokenizer(corpus, config), ids, counted)
-        inputs = int(packed.inputs()[document.document])
+        inputs = int(lengths.inputs()[document.document])
         found.append(Shown(document, place, start, length, inputs, loss_tokens, ids.tolist(), counted.tolist(), text))
     return found
 
@@ -120,7 +121,7 @@ def first_tokens(corpora: Sequence[Corpus], config: Config, table: SequenceTable
 def _tokenizer(corpus: Corpus, config: Config) -> Tokenizer | None:
     """Return the tokenizer of a corpus; None if it is not known, because another tool made the token file."""
     if isinstance(corpus, TextCorpus):
-        return corpus.tokens.open()
+        return corpus.texts.tokens.open()
     tokenizer = Tokens.of(source_configs(config.data)[corpus.name]).open()
     facts = corpus.facts if isinstance(corpus, TokenCorpus) else None
     if facts is None:  # `bytes` is what a config has that names no tokenizer

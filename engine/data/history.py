@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from engine.config.load import read_resolved
 from engine.config.schema import Config
-from engine.data.corpus import Corpus, corpora_of
+from engine.data.corpus import Corpus
 from engine.data.ledger import Ledger, Rows
+from engine.data.opening import open_run
 from engine.data.places import Known, Match, Place, at_place, places_of
 from engine.errors import ConfigError, DataError
 from engine.run import metrics
@@ -72,7 +73,7 @@ class History:
     @cached_property
     def corpora(self) -> list[Corpus]:
         """The sources of the run. Raises DataError if one cannot be opened."""
-        return corpora_of(self.folder, self.config)
+        return open_run(self.folder, self.config).corpora
 
     def rows(self, step: int) -> Rows:
         """Return the sequences of a step: ROW [S].

@@ -12,10 +12,12 @@ on a ring of 2, and an unsplit sequence of 4 tokens:
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from engine.data.blocks.blocks import Range
 from engine.data.corpus import Reader
 from engine.data.steps import SequenceTable
 from engine.planner.plan.schedule import shard_spans
@@ -38,27 +40,41 @@ def rank_inputs(reader: Reader, table: SequenceTable, micro: MicroBatch) -> Rank
     """Read the shards of a micro-batch from its documents, each as its low chunk followed by its high chunk.
 
     `table` contains the sequences that the shards refer to. An idle micro-batch gets `idle_inputs()`. Raises DataError
-    as `Reader.tokens` does.
+    as `Reader.read` does.
     """
     if not micro.shards:
         return idle_inputs()
     none = np.empty(0, dtype=np.int64)
     tokens, labels, positions = [none], [none], [none]
-    for shard in micro.shards:
-        sequence = shard.sequence
-        place = int(table.source[sequence]), int(table.block[sequence]), int(table.document[sequence])
-        before, content = sum(shard.earlier), int(table.hash[sequence])
-        begin = int(table.start[sequence]) + before
-        for span in shard_spans(shard.length, shard.degree, shard.part):
-            if not span.tokens:
-                continue
-            # Read one more token, the label of the last input.
-            read = reader.tokens(*place, begin + span.start, begin + span.stop + 1, content)
-            counted = reader.counted(*place, begin + span.start + 1, begin + span.stop + 1)
-            tokens.append(read[:-1])
-            labels.append(read[1:] if counted is None else np.where(counted, read[1:], IGNORE))
-            positions.append(np.arange(before + span.start, before + span.stop, dtype=np.int64))
+    read = reader.read(wanted(reader.names, table, micro))
+    for (_, start, stop), (ids, counted) in zip(_chunks(micro), read, strict=True):
+        tokens.append(ids[:-1])
+        labels.append(ids[1:] if counted is None else np.where(counted[1:], ids[1:], IGNORE))
+        positions.append(np.arange(start, stop, dtype=np.int64))
     return RankInputs(np.concatenate(tokens), np.concatenate(labels), np.concatenate(positions))
+
+
+def wanted(names: Sequence[str], table: SequenceTable, micro: MicroBatch) -> list[Range]:
+    """Return what a rank reads for a micro-batch, in its order, without reading it. `names` are those of the sources.
+
+    Each range has one token more than inputs, the label of the last one.
+    """
+    found = list[Range]()
+    for sequence, start, stop in _chunks(micro):
+        source, block, document, begin, content = (
+            column[sequence].item() for column in (table.source, table.block, table.document, table.start, table.hash)
+        )
+        found.append(Range(names[source], block, document, begin + start, begin + stop + 1, content))
+    return found
+
+
+def _chunks(micro: MicroBatch) -> Iterator[tuple[int, int, int]]:
+    """Yield the number of the sequence and the positions start .. stop - 1 of each chunk that has tokens."""
+    for shard in micro.shards:
+        before = sum(shard.earlier)
+        for span in shard_spans(shard.length, shard.degree, shard.part):
+            if span.tokens:
+                yield shard.sequence, before + span.start, before + span.stop
 
 
 def idle_inputs() -> RankInputs:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from engine.data.corpus import Corpus
 from engine.data.permute import Permutation
+from engine.data.quarantine import Unusable
 from engine.errors import DataError
 from engine.units import Ints
 
@@ -47,6 +48,7 @@ class Window(NamedTuple):
     trained: Documents
     validated: Documents
     blocks: int  # number of blocks
+    unusable: list[Unusable]  # documents that were left out
 
 
 def window_blocks(corpus: Corpus, key: str, place: int) -> list[int]:
@@ -72,11 +74,14 @@ def window(corpus: Corpus, key: str, place: int) -> Window:
     """Return the documents of the window that begins with block number `place` of the order `key`."""
     none = np.empty(0, dtype=np.int64)
     block, document, inputs, hashes = [none], [none], [none], [none.astype(np.uint64)]
+    unusable = list[Unusable]()
     chosen = window_blocks(corpus, key, place)
     for number in chosen:
-        packed = corpus.open(number)
-        inputs.append(packed.inputs())
-        hashes.append(packed.hash())
+        lengths = corpus.lengths(number)
+        inputs.append(lengths.inputs())
+        hashes.append(lengths.hash())
+        if lengths.left_out is not None:
+            unusable += (Unusable(corpus.name, number, *one) for one in lengths.left_out.broken)
         block.append(np.full(len(inputs[-1]), number))
         document.append(np.arange(len(inputs[-1])))
     join = np.concatenate
@@ -85,4 +90,4 @@ def window(corpus: Corpus, key: str, place: int) -> Window:
     order = order[found.inputs[order] > 0]
     validates = found.hash[order] / 2.0**64 < corpus.share
     trained, validated = found.chosen(order[~validates]), found.chosen(order[validates])
-    return Window(trained, validated, len(chosen))
+    return Window(trained, validated, len(chosen), unusable)

@@ -19,7 +19,9 @@ from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.data.apart import check_cache
 from engine.data.bigrams import BigramCounts
-from engine.data.corpus import Corpus, TextCorpus, TokenCorpus, list_blocks, open_corpora
+from engine.data.blocks.blocks import Range
+from engine.data.corpus import Corpus, TextCorpus, TokenCorpus
+from engine.data.opening import list_blocks, open_sources
 from engine.data.parts import Tokens, pack_blocks
 from engine.data.sources.notes import notes
 from engine.data.steps import Cursor, Steps
@@ -54,7 +56,7 @@ class Corpora:
         check_cache(config.data)
         self.data, self.vocabulary = config.data, config.model.vocab
         self.blocks = list_blocks(config.data)
-        self.sources = open_corpora(config.data, self.blocks)
+        self.sources = open_sources(config.data, self.blocks).corpora
         _check_tokenizer(self.sources, config.data)
         _check_vocabulary(self.sources, config)
         self.steps = Steps(self.sources, config)
@@ -103,8 +105,8 @@ class Corpora:
 
         texts = [corpus for corpus in self.sources if isinstance(corpus, TextCorpus)]
         if texts:  # all have the same tokenizer and folder
-            blocks = [corpus.block_list[block] for corpus in texts for block in sorted(needed[corpus.name])]
-            pack_blocks(texts[0].tokens, texts[0].folder, blocks, progress=progress)
+            blocks = [corpus.texts.blocks[block] for corpus in texts for block in sorted(needed[corpus.name])]
+            pack_blocks(texts[0].texts.tokens, texts[0].texts.folder, blocks, progress=progress)
 
     @cached_property
     def tokens(self) -> int | None:
@@ -114,9 +116,8 @@ class Corpora:
         total = 0
         for corpus in self.sources:
             for number in range(corpus.blocks):
-                packed = corpus.open(number)
-                inputs = packed.inputs()
-                total += int(inputs[packed.hash() / 2.0**64 >= corpus.share].sum())
+                lengths = corpus.lengths(number)
+                total += int(lengths.inputs()[lengths.hash() / 2.0**64 >= corpus.share].sum())
         return total
 
     @cached_property
@@ -128,15 +129,17 @@ class Corpora:
         bigrams = BigramCounts()
         for corpus in self.sources:
             for number in range(corpus.blocks):
-                packed = corpus.open(number)
-                inputs = packed.inputs()
-                held = int((packed.hash()[inputs > 0] / 2.0**64 < corpus.share).sum())
+                lengths = corpus.lengths(number)
+                inputs, hashes, left_out = lengths.inputs(), lengths.hash(), lengths.left_out
+                held = int((hashes[inputs > 0] / 2.0**64 < corpus.share).sum())
                 training, validation = training + int((inputs > 0).sum()) - held, validation + held
-                empty += int((inputs == 0).sum()) + (len(packed.left_out.empty) if packed.left_out else 0)
+                empty += int((inputs == 0).sum()) + (len(left_out.empty) if left_out else 0)
                 longest = max(longest, int(inputs.max(initial=0)))
                 if _is_bytes(corpus):
-                    for document, count in enumerate(inputs.tolist()):
-                        bigrams.add(packed.read(document, 0, count + 1).astype(np.int32))
+                    for document, (count, content) in enumerate(zip(inputs.tolist(), hashes.tolist(), strict=True)):
+                        whole = Range(corpus.name, number, document, 0, count + 1, content)
+                        ((ids, _),) = corpus.slices([whole])
+                        bigrams.add(ids.astype(np.int32))
         nats = bigrams.entropy() if all(map(_is_bytes, self.sources)) else None
         return Overview(training, validation, empty, longest, nats)
 

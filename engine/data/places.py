@@ -80,7 +80,7 @@ def places_of(corpora: Sequence[Corpus], documents: Iterable[Known]) -> dict[Kno
             found |= dict.fromkeys(wanted, Place(None, f"{problem.key}: {problem.message}"))
             continue
         placed = [one for one in wanted if found[one].place is not None]
-        if placed and isinstance(corpus, TextCorpus) and isinstance(block := corpus.block_list[number], JsonlBlock):
+        if placed and isinstance(corpus, TextCorpus) and isinstance(block := corpus.texts.blocks[number], JsonlBlock):
             lines[block.path] += placed
     for path, wanted in lines.items():
         numbered = line_places(path, {found[one].place or "" for one in wanted})
@@ -93,14 +93,15 @@ def _in_block(corpus: Corpus, number: int, wanted: Sequence[Known]) -> dict[Know
     gone, changed = "its files have changed: they have no such document", "its content has changed since the step"
     if number >= corpus.blocks:
         return dict.fromkeys(wanted, Place(None, gone))
-    packed = corpus.open(number)
-    hashes = packed.hash().tolist()
+    lengths = corpus.lengths(number)
+    hashes = lengths.hash().tolist()
     if isinstance(corpus, TextCorpus):
-        assert packed.left_out is not None
-        all_places = [document.place for document in corpus.block_list[number].documents()]
-        places = [all_places[ordinal] for ordinal in packed.left_out.numbers(len(hashes)).tolist()]
+        assert lengths.left_out is not None
+        all_places = [document.place for document in corpus.texts.blocks[number].documents()]
+        places = [all_places[ordinal] for ordinal in lengths.left_out.numbers(len(hashes)).tolist()]
     else:
-        places = [f"{corpus.place}:document {document}" for document in range(packed.first, packed.last)]
+        _, first = corpus.token_file(number, 0)
+        places = [f"{corpus.place}:document {first + document}" for document in range(len(hashes))]
     found = dict[Known, Place]()
     for one in wanted:
         if one.document >= len(places):
@@ -125,15 +126,15 @@ def at_place(corpora: Sequence[Corpus], place: str) -> tuple[list[Match], str | 
                 found.append(Match(corpus.name, *match))
                 reason = _not_trained(corpus, *match)
         elif isinstance(corpus, TextCorpus):
-            for block, ordinal in _ordinals(corpus.block_list, place):
+            for block, ordinal in _ordinals(corpus.texts.blocks, place):
                 if ordinal is None:
                     found.append(Match(corpus.name, block, None))
                     continue
-                packed = corpus.open(block)
-                assert packed.left_out is not None
-                reason = _left_out(packed.left_out, ordinal)
+                lengths = corpus.lengths(block)
+                assert lengths.left_out is not None
+                reason = _left_out(lengths.left_out, ordinal)
                 if reason is None:
-                    kept = packed.left_out.numbers(packed.last - packed.first)
+                    kept = lengths.left_out.numbers(len(lengths))
                     document_number = int(np.searchsorted(kept, ordinal))
                     found.append(Match(corpus.name, block, document_number))
                     reason = _not_trained(corpus, block, document_number)
@@ -150,10 +151,10 @@ def _left_out(left_out: LeftOut, ordinal: int) -> str | None:
 
 def _not_trained(corpus: Corpus, block: int, document: int) -> str | None:
     """Return why a document of a token file is not trained on."""
-    packed = corpus.open(block)
-    if not packed.inputs()[document]:
+    lengths = corpus.lengths(block)
+    if not lengths.inputs()[document]:
         return "it has no token to predict"
-    return "it is held out for validation" if packed.hash()[document] / 2.0**64 < corpus.share else None
+    return "it is held out for validation" if lengths.hash()[document] / 2.0**64 < corpus.share else None
 
 
 def _ordinals(blocks: Sequence[Block], place: str) -> Iterator[tuple[int, int | None]]:

@@ -24,10 +24,12 @@ from numpy.typing import NDArray
 
 from engine.config.schema import Config
 from engine.config.sources import source_configs
-from engine.data.corpus import Corpus, TextCorpus, open_chosen
+from engine.data.blocks.blocks import BlockId, masked_within
+from engine.data.corpus import Corpus, TextCorpus, chosen_lengths
 from engine.data.mixture import SCALE, Mixer, segment_at, segments_of, weights_at
-from engine.data.order import Documents, window, window_blocks
+from engine.data.order import Documents, Window, window, window_blocks
 from engine.data.permute import Permutation
+from engine.data.quarantine import Unusable
 from engine.data.sources.notes import nothing_to_train
 from engine.errors import DataError
 from engine.units import Ints
@@ -120,7 +122,8 @@ def fitting(lengths: Ints, tokens: int) -> int:
 class Steps:
     """The sequences of each step and of the validation set: a pure function of documents, config and cursor.
 
-    Only blocks of the windows that are needed are opened; the lengths of the last windows are kept.
+    Only blocks of the windows that are needed are opened; the lengths of the last windows are kept. `unusable` are the
+    documents that were left out of these blocks, each once; the caller that lists them empties it.
     """
 
     def __init__(self, corpora: Sequence[Corpus], config: Config) -> None:
@@ -129,6 +132,7 @@ class Steps:
         self._segments = segments_of(config.data)
         self._exhausted = {name: one.exhausted for name, one in source_configs(config.data).items()}
         self._number = {corpus.name: number for number, corpus in enumerate(corpora)}
+        self.unusable, self._noted = list[Unusable](), set[BlockId]()
         self._window = lru_cache(_WINDOWS * len(corpora))(self._load)
 
     def next(self, cursor: Cursor) -> tuple[SequenceTable, Cursor] | None:
@@ -195,7 +199,7 @@ class Steps:
         tables = {corpus.name: self._pieces(corpus, tokens) for corpus in corpora if tokens}
         return {name: table for name, table in tables.items() if len(table)}
 
-    def upcoming(self, cursor: Cursor, ahead: int) -> Iterator[tuple[str, int]]:
+    def upcoming(self, cursor: Cursor, ahead: int) -> Iterator[BlockId]:
         """Yield the blocks that the next steps open: of each source, of its window at `cursor` and the next ones.
 
         The next windows of all sources have together at least `ahead` bytes, divided by the weights of the sources, or
@@ -215,7 +219,7 @@ class Steps:
             name, place, left, count = waiting.popleft()
             corpus = self.corpora[self._number[name]]
             blocks = window_blocks(corpus, self._key(name, place.epoch), place.window)
-            yield from ((name, block) for block in blocks)
+            yield from (BlockId(name, block) for block in blocks)
             left, count = left - sum(map(corpus.size, blocks)), count + len(blocks)
             place = Place(place.epoch, place.window + len(blocks))
             if place.window == corpus.blocks:
@@ -224,7 +228,7 @@ class Steps:
             if wanted and (place.epoch == 0 or self._exhausted[name] == "repeat"):
                 waiting.append((name, place, left, count))
 
-    def validating(self) -> Iterator[tuple[str, int]]:
+    def validating(self) -> Iterator[BlockId]:
         """Yield the blocks from which the validation documents of each source are chosen, if tokens have 4 bytes."""
         corpora = self._validated()
         tokens = self._config.data.validation_tokens // max(1, len(corpora))
@@ -232,7 +236,7 @@ class Steps:
             place, left = 0, _POOL * tokens * TOKEN_BYTES / corpus.share
             for _ in range(_SEARCHED):
                 blocks = window_blocks(corpus, f"validation, {corpus.name}", place)
-                yield from ((corpus.name, block) for block in blocks)
+                yield from (BlockId(corpus.name, block) for block in blocks)
                 place, left = place + len(blocks), left - sum(map(corpus.size, blocks))
                 if left <= 0 or place == corpus.blocks:
                     break
@@ -245,6 +249,7 @@ class Steps:
         key, place, parts, found = f"validation, {corpus.name}", 0, list[Part](), 0
         for _ in range(_SEARCHED):
             documents = window(corpus, key, place)
+            self._note(documents)
             for block, document, inputs, content in zip(*map(np.ndarray.tolist, documents.validated), strict=True):
                 parts.append(Part(self._number[corpus.name], block, document, 0, inputs, content))
                 found += inputs
@@ -291,7 +296,14 @@ class Steps:
     def _load(self, name: str, epoch: int, place: int) -> tuple[Documents, int]:
         """Return the documents to train on of a window, and its number of blocks."""
         found = window(self.corpora[self._number[name]], self._key(name, epoch), place)
+        self._note(found)
         return found.trained, found.blocks
+
+    def _note(self, found: Window) -> None:
+        """Note what was left out of the blocks of a window. Most blocks come again in each epoch."""
+        new = [one for one in found.unusable if (one.source, one.block) not in self._noted]
+        self._noted |= {BlockId(one.source, one.block) for one in new}
+        self.unusable += new
 
     def _at(self, name: str, place: Place) -> tuple[Part, Place] | None:
         """Return what a source gives at a place, and its next place; None if it has been used up."""
@@ -332,12 +344,14 @@ class Steps:
         """Return how many labels of each sequence count in the loss, int64 [S]."""
         counted: Ints = table.length.copy()
         columns = (table.source, table.block, table.document, table.hash)
-        for sequence, (source, *chosen) in enumerate(zip(*map(np.ndarray.tolist, columns), strict=True)):
-            start = int(table.start[sequence]) + 1  # the label of an input is the next token
-            packed = open_chosen(self.corpora[source], *chosen)
-            mask = packed.counted(chosen[1], start, start + int(table.length[sequence]))
-            if mask is not None:
-                counted[sequence] = mask.sum()
+        known, runs = tuple[int, ...](), counted
+        for sequence, place in enumerate(zip(*map(np.ndarray.tolist, columns), strict=True)):
+            if place != known:  # the pieces of a document follow each other
+                source, block, document, content = known = place
+                runs = chosen_lengths(self.corpora[source], block, document, content).masked(document)
+            if len(runs):
+                start = int(table.start[sequence]) + 1  # the label of an input is the next token
+                counted[sequence] -= masked_within(runs, start, start + int(table.length[sequence]))
         return counted
 
 
@@ -345,13 +359,13 @@ def no_documents(corpus: Corpus) -> DataError:
     """Create the DataError for a source without any document to train on. Looks for the first that is not empty."""
     documents = empty = broken = 0
     for block in range(corpus.blocks):
-        packed = corpus.open(block)
-        inputs = packed.inputs()
+        lengths = corpus.lengths(block)
+        inputs, left_out = lengths.inputs(), lengths.left_out
         documents += len(inputs)
-        if isinstance(corpus, TextCorpus) and packed.left_out is not None:
-            empty, broken = empty + len(packed.left_out.empty), broken + len(packed.left_out.broken)
+        if left_out is not None:
+            empty, broken = empty + len(left_out.empty), broken + len(left_out.broken)
         if corpus.share and (inputs > 0).any():
             message = f"every document of {corpus.place} is used for validation, none for training"
             return DataError(message, key="data.validation_share", hint="lower it; 0 trains on every document")
-    blocks = corpus.block_list if isinstance(corpus, TextCorpus) else ()
+    blocks = corpus.texts.blocks if isinstance(corpus, TextCorpus) else ()
     return nothing_to_train(corpus.place, blocks, empty + documents, broken)

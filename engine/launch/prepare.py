@@ -16,6 +16,7 @@ from engine.config.load import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config
 from engine.config.units import counted
 from engine.data.block_files import write_blocks
+from engine.data.blocks.blocks import is_of
 from engine.data.ledger import Ledger
 from engine.data.overview import Corpora, check_ids, tokenizer_facts
 from engine.data.parts import Tokens
@@ -214,8 +215,8 @@ def _changed_documents(folder: RunFolder, corpora: Corpora, cursor: Cursor) -> s
         name = names[source]
         if name not in numbers or (packed is not None and (name, block) not in packed):
             continue
-        compared, found = compared + 1, corpora.sources[numbers[name]].open(block)
-        if document >= found.last - found.first or found.hash(document, document + 1)[0] != content:
+        compared, found = compared + 1, corpora.sources[numbers[name]].lengths(block)
+        if not is_of(found, document, content):
             changed.append(f"{name}:{block}:{document}")
     if not changed:
         return None

@@ -23,9 +23,9 @@ from engine.control import progress
 from engine.control.link import NODE_SOCKETS, inherited
 from engine.cost.model import known_peak
 from engine.cost.stages import work_shares
-from engine.data.corpus import validation_shares
 from engine.data.ledger import Ledger
 from engine.data.mixture import SCALE
+from engine.data.opening import validation_shares
 from engine.data.overview import tokenizer_facts
 from engine.data.quarantine import Quarantine
 from engine.data.runtime.runtime import Planned

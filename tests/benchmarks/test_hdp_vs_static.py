@@ -52,7 +52,7 @@ def test_written_documents_have_the_requested_lengths(tmp_path: Path) -> None:
     bench.write_jsonl(tmp_path / "mix.jsonl", [2, 3, 1000, 17], text, seed=5)
     config = load(["recipe=quickstart", "data=jsonl", f"data.path={tmp_path / 'mix.jsonl'}"])
     (corpus,) = Corpora(config).sources
-    assert corpus.blocks == 1 and corpus.open(0).inputs().tolist() == [2, 3, 1000, 17]
+    assert corpus.blocks == 1 and corpus.lengths(0).inputs().tolist() == [2, 3, 1000, 17]
     written = json.loads((tmp_path / "mix.jsonl").read_text().splitlines()[2])["text"]
     ascii_ = text.decode("latin1").replace("Ã", "?").replace("©", "?")
     assert written in ascii_ * 50

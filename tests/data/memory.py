@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from types import SimpleNamespace
-from typing import Any, Literal
+from itertools import groupby
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.config.load import load
 from engine.config.schema import Config, Segment, Source
+from engine.data.blocks.blocks import Range, Slice
 from engine.data.corpus import Corpus
+from engine.data.parts import LeftOut
 from engine.data.steps import Cursor, SequenceTable, Steps
 from engine.units import Ints
 
@@ -20,11 +22,37 @@ Exhausted = Literal["repeat", "drop", "stop"]
 TRAINED, VALIDATED = 2**63, 0  # hashes of documents
 
 
+class MemoryLengths:
+    """Lengths of a block of documents, with the mask of each: true for tokens that do not count."""
+
+    left_out: LeftOut | None = None
+
+    def __init__(self, inputs: Ints, hashes: NDArray[np.uint64], masks: Sequence[NDArray[np.bool_]]) -> None:
+        self._inputs, self._hashes, self._masks = inputs, hashes, masks
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def inputs(self) -> Ints:
+        return self._inputs
+
+    def hash(self, first: int = 0, last: int | None = None) -> NDArray[np.uint64]:
+        return self._hashes[first:last]
+
+    def masked(self, document: int) -> Ints:
+        runs, begin = list[tuple[int, int]](), 0
+        for masked, tokens in groupby(self._masks[document].tolist()):
+            end = begin + len([*tokens])
+            runs += [(begin, end)] if masked else []
+            begin = end
+        return np.array(runs, dtype=np.int64).reshape(-1, 2)
+
+
 class Memory:
     """A corpus of blocks of documents, of which it has the inputs. `opened` lists the blocks that were opened.
 
     Documents with a number in `validation`, counted over all blocks, are for validation, and those in `masked` count
-    every second label. Token t of a document is t modulo 251.
+    every second label.
     """
 
     vocabulary, ends, fingerprint = 258, (256, 257), "f"
@@ -39,7 +67,7 @@ class Memory:
         masked: Sequence[int] = (),
     ) -> None:
         self.name, self.place, self.share, self.blocks = name, f"memory {name}", share, len(blocks)
-        self.lengths, self._bytes = blocks, bytes_
+        self.sizes, self._bytes = blocks, bytes_
         self._first = np.cumsum([0, *map(len, blocks)])
         self._validation, self._masked = {*validation}, {*masked}
         self.opened: list[int] = []
@@ -54,23 +82,20 @@ class Memory:
         """The number of a document, counted over all blocks."""
         return int(self._first[block]) + document
 
-    def open(self, block: int) -> Any:
+    def lengths(self, block: int) -> MemoryLengths:
         self.opened.append(block)
-        lengths = np.array(self.lengths[block], dtype=np.int64)
-        hashes = [self.hash_of(self.number(block, document)) for document in range(len(lengths))]
+        inputs = np.array(self.sizes[block], dtype=np.int64)
+        numbers = [self.number(block, document) for document in range(len(inputs))]
+        hashes = np.array([self.hash_of(number) for number in numbers], dtype=np.uint64)
+        # Every second token, the first one too.
+        masked = [
+            np.arange(count + 1 if number in self._masked else 0) % 2 == 0
+            for number, count in zip(numbers, inputs, strict=True)
+        ]
+        return MemoryLengths(inputs, hashes, masked)
 
-        def counted(document: int, start: int, stop: int) -> NDArray[np.bool_] | None:
-            masked = self.number(block, document) in self._masked
-            return np.arange(start, stop) % 2 == 1 if masked else None
-
-        return SimpleNamespace(
-            inputs=lambda: lengths,
-            hash=lambda first=0, last=None: np.array(hashes[first:last], dtype=np.uint64),
-            first=0,
-            last=len(lengths),
-            read=lambda document, start, stop: np.arange(start, min(stop, lengths[document] + 1)) % 251,
-            counted=counted,
-        )
+    def slices(self, wanted: Sequence[Range]) -> list[Slice]:
+        raise NotImplementedError("these documents have no tokens")
 
     def hash_of(self, number: int) -> int:
         """The hash of a document: its number beyond TRAINED or VALIDATED."""

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from engine.config.load import load
-from engine.data.corpus import _opened
+from engine.data.blocks.local_blocks import _opened
 from engine.data.head import Piece, decode, first_tokens, step_after, step_of_run
 from engine.data.history import History
 from engine.data.overview import Corpora

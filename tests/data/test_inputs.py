@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import schema
-from engine.data.corpus import Corpus, Reader, TextCorpus, TokenCorpus, list_blocks, open_chosen, open_corpora
-from engine.data.inputs import IGNORE, idle_inputs, rank_inputs
+from engine.data.blocks.blocks import Range, Slice
+from engine.data.corpus import Corpus, Reader, TokenCorpus, chosen_lengths
+from engine.data.inputs import IGNORE, idle_inputs, rank_inputs, wanted
+from engine.data.opening import list_blocks, open_sources
 from engine.data.pack import pack
 from engine.data.sources.jsonl import JsonlBlock
 from engine.data.steps import SequenceTable, piece_bounds
@@ -23,6 +25,7 @@ from engine.errors import DataError
 from engine.planner.plan.schedule import shard_tokens
 from engine.planner.plan.step_plan import MicroBatch, Shard
 from engine.units import Ints
+from tests.data.reading import text_corpus
 
 encode = open_tokenizer("bytes").document
 
@@ -35,13 +38,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, make_data: Callable[..., sc
     for number, text in enumerate(TEXTS):
         (root / f"{number}.bin").write_bytes(text)
     data = make_data(root, encoding="bytes")
-    return open_corpora(data, list_blocks(data))[0]
+    return open_sources(data, list_blocks(data)).corpora[0]
 
 
 def cut_of(corpus: Corpus, documents: Ints, context: int) -> SequenceTable:
     """The pieces of documents of the only block."""
-    owner, start, length = piece_bounds(corpus.open(0).inputs()[documents], context)
-    zeros, hashes = np.zeros_like(start), corpus.open(0).hash()[documents]
+    owner, start, length = piece_bounds(corpus.lengths(0).inputs()[documents], context)
+    zeros, hashes = np.zeros_like(start), corpus.lengths(0).hash()[documents]
     return SequenceTable(zeros, zeros, documents[owner], start, length, length, hashes[owner])
 
 
@@ -136,11 +139,28 @@ def test_an_idle_micro_batch_has_one_input_and_no_loss_token(corpus: Corpus) -> 
         assert (inputs.tokens.tolist(), inputs.labels.tolist(), inputs.positions.tolist()) == ([0], [IGNORE], [0])
 
 
+def test_what_a_rank_wants_is_what_it_reads(corpus: Corpus) -> None:
+    """Another process can fetch it before, without reading anything itself."""
+    table, read = cut_of(corpus, np.arange(len(TEXTS)), context=16), list[Range]()
+
+    class Recording(Reader):
+        def read(self, wanted: Sequence[Range]) -> list[Slice]:
+            read.extend(wanted)
+            return super().read(wanted)
+
+    shards = shards_of(table, [1 + number % 3 for number in range(len(table))])
+    micro = MicroBatch(0, 0, 0, -1, tuple(shards[::2]))
+    inputs = rank_inputs(Recording([corpus], 258), table, micro)
+    found = wanted(["data"], table, micro)
+    assert found == read and sum(one.stop - one.start - 1 for one in found) == len(inputs.tokens) > 0
+    assert wanted(["data"], table, MicroBatch(0, 0, 0, -1, ())) == []
+
+
 def test_labels_that_do_not_count_are_ignored(tmp_path: Path, make_data: Callable[..., schema.Data]) -> None:
     ids, mask = list(range(10, 22)), [0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 1, 0]
     (tmp_path / "a.jsonl").write_text(json.dumps({"input_ids": ids, "loss_mask": mask}) + "\n")
     data = make_data(tmp_path / "a.jsonl", format="jsonl", field="input_ids")
-    (masked,) = open_corpora(data, list_blocks(data))
+    ((masked,), _) = open_sources(data, list_blocks(data))
     table = cut_of(masked, np.array([0]), context=11)
     counted = [token if counts else IGNORE for token, counts in zip(ids[1:], mask[1:], strict=True)]
     for degree in (1, 2, 3):
@@ -174,7 +194,7 @@ def test_a_rank_reads_what_was_planned_or_nothing(
         if packed:
             pack(data, tmp_path / "a", workers=1)
             return TokenCorpus("data", tmp_path / "a", 0.0)
-        return TextCorpus("data", data, 0.0, [JsonlBlock(str(path), "text", ((0, 1 << 20),), 1 << 20)])
+        return text_corpus(data, [JsonlBlock(str(path), "text", ((0, 1 << 20),), 1 << 20)])
 
     micro = MicroBatch(0, 0, 0, -1, (Shard(0, 4, (0,), 0),))
     lines(path, *WRITTEN)
@@ -193,9 +213,15 @@ def test_a_block_that_is_gone_is_an_error_too(
     tmp_path: Path, make_data: Callable[..., schema.Data], write_files: Callable[..., Path]
 ) -> None:
     data = make_data(write_files({f"{number:03}": b"text" for number in range(100)}))
-    (corpus,) = open_corpora(data, list_blocks(data))
+    ((corpus,), _) = open_sources(data, list_blocks(data))
     place = f"{data.path}/064 .. {data.path}/099"
     for block, document, where in ((1, 36, place), (1, 3, place), (2, 0, data.path)):
-        with pytest.raises(DataError, match="has changed since") as caught:
-            open_chosen(corpus, block, document, 7)
-        assert caught.value.problems[0].key == where
+        wanted = Range("data", block, document, 0, 1, 7)
+        uses: list[Callable[[], object]] = [
+            lambda: chosen_lengths(corpus, block, document, 7),  # noqa: B023
+            lambda: corpus.slices([wanted]),  # noqa: B023
+        ]
+        for use in uses:
+            with pytest.raises(DataError, match="has changed since") as caught:
+                use()
+            assert caught.value.problems[0].key == where

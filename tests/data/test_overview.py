@@ -17,7 +17,7 @@ from engine.data.bigrams import BigramCounts
 from engine.data.corpus import TextCorpus
 from engine.data.overview import Corpora, Overview
 from engine.data.pack import pack
-from engine.data.parts import is_packed, part_path
+from engine.data.parts import is_packed
 from engine.data.sources import folder
 from engine.data.steps import Cursor
 from engine.data.tokenizers.load import open_tokenizer
@@ -55,7 +55,7 @@ def packed(config: Config) -> Corpora:
 def parts(corpora: Corpora) -> list[set[int]]:
     """The blocks of each source of texts that have been packed."""
     return [
-        {number for number, block in enumerate(one.block_list) if is_packed(part_path(one.tokens, one.folder, block))}
+        {number for number in range(one.blocks) if is_packed(one.texts.part(number))}
         for one in corpora.sources
         if isinstance(one, TextCorpus)
     ]
@@ -86,7 +86,7 @@ def test_documents_of_both_sides_are_counted(write_files: WriteFiles, make_confi
         table, cursor = step
         seen |= {*zip(table.block.tolist(), table.document.tolist(), strict=True)}
     assert len(seen) == found.training
-    training = [corpus.open(block).inputs()[document] for corpus in corpora.sources for block, document in seen]
+    training = [corpus.lengths(block).inputs()[document] for corpus in corpora.sources for block, document in seen]
     assert corpora.tokens == sum(training)
 
 

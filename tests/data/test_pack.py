@@ -14,7 +14,7 @@ from engine import files
 from engine.config import schema
 from engine.data import pack as module
 from engine.data import parts
-from engine.data.corpus import TextCorpus, TokenCorpus
+from engine.data.corpus import TokenCorpus
 from engine.data.pack import pack
 from engine.data.parts import Tokens, pack_block, part_path
 from engine.data.sources import jsonl
@@ -25,6 +25,7 @@ from engine.data.token_file import TokenFile, mask_path
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import ConfigError, DataError, StorageError
 from tests.data.packed import TOKENS, documents
+from tests.data.reading import text_corpus
 
 encode = open_tokenizer("bytes").document
 
@@ -283,7 +284,7 @@ def test_a_lost_mask_is_refused(tmp_path: Path, make_data: MakeData, is_masked: 
         mask_path(prefix).unlink() if is_masked else mask_path(prefix).write_bytes(b"\x1f")
     opens: list[tuple[Path, Callable[[], object]]] = [
         (tmp_path / "a", lambda: TokenCorpus("data", tmp_path / "a", 0.0)),
-        (parts[0], lambda: TextCorpus("data", data, 0.0, [block]).open(0)),
+        (parts[0], lambda: text_corpus(data, [block]).lengths(0)),
         (parts[1], lambda: pack(data, tmp_path / "b", workers=1)),
     ]
     for prefix, open_ in opens:

@@ -13,7 +13,8 @@ import pyarrow.parquet
 import pytest
 
 from engine.config import schema
-from engine.data.corpus import Corpus, TextCorpus, TokenCorpus, open_corpora
+from engine.data.corpus import Corpus, TextCorpus, TokenCorpus
+from engine.data.opening import open_sources
 from engine.data.pack import pack
 from engine.data.places import Known, Match, Place, at_place, places_of
 from engine.data.sources import arrow, folder, jsonl
@@ -64,7 +65,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def corpus_of(data: schema.Data, blocks: Sequence[Block] = ()) -> TextCorpus:
     """Open a source with the blocks that a run has listed, or those that it has now."""
-    (corpus,) = open_corpora(data, {"data": blocks or FORMATS[data.format].blocks(data)})
+    ((corpus,), _) = open_sources(data, {"data": blocks or FORMATS[data.format].blocks(data)})
     assert isinstance(corpus, TextCorpus)
     return corpus
 
@@ -75,7 +76,7 @@ def known(corpora: Sequence[Corpus]) -> list[Known]:
         Known(corpus.name, block, document, content)
         for corpus in corpora
         for block in range(corpus.blocks)
-        for document, content in enumerate(corpus.open(block).hash().tolist())
+        for document, content in enumerate(corpus.lengths(block).hash().tolist())
     ]
 
 
@@ -161,7 +162,7 @@ def test_a_file_of_several_documents_stands_for_all_of_them(tmp_path: Path, make
 def test_changed_and_missing_files_are_said(tmp_path: Path, make_data: MakeData) -> None:
     path, places = write("folder", tmp_path / "in")
     data = make_data(path, cache=str(tmp_path / "cache"))
-    blocks = corpus_of(data).block_list
+    blocks = corpus_of(data).texts.blocks
     documents = known([corpus_of(data, blocks)])
 
     def place(document: Known) -> Place:

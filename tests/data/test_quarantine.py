@@ -13,7 +13,7 @@ import pytest
 from engine.config import schema
 from engine.config.load import load
 from engine.config.schema import Config
-from engine.data.corpus import list_blocks, open_corpora
+from engine.data.opening import list_blocks, open_sources
 from engine.data.pack import pack
 from engine.data.parts import Broken, Tokens, pack_blocks, part_path, read_left_out
 from engine.data.quarantine import Quarantine, Unusable
@@ -136,7 +136,7 @@ def test_what_was_left_out_before_is_an_error_with_a_smaller_number(tmp_path: Pa
 
 def steps_from(config: Config, cursor: Cursor, count: int) -> tuple[list[list[Any]], Cursor]:
     """The sequences of some steps, and the next cursor, with nothing kept in memory from before."""
-    steps, tables = Steps(open_corpora(config.data, list_blocks(config.data)), config), list[list[Any]]()
+    steps, tables = Steps(open_sources(config.data, list_blocks(config.data)).corpora, config), list[list[Any]]()
     for _ in range(count):
         found = steps.next(cursor)
         assert found is not None

@@ -18,7 +18,7 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.data import order
 from engine.data.blocks.loaders import Loaders, Work
-from engine.data.corpus import Reader
+from engine.data.corpus import Reader, TextCorpus
 from engine.data.inputs import rank_inputs
 from engine.data.ledger import Ledger
 from engine.data.overview import Corpora
@@ -152,10 +152,10 @@ def test_with_loaders_whose_work_is_removed_at_random(
     loaders = Loaders(count, spool=1 << 40)
 
     def disturb(step: int, corpora: Corpora, cursor: Cursor) -> None:
-        sources = {corpus.name: corpus for corpus in corpora.sources}
+        sources = {corpus.name: corpus.texts for corpus in corpora.sources if isinstance(corpus, TextCorpus)}
         asked = [(sources[name], block) for name, block in corpora.steps.upcoming(cursor, 1 << 16)]
         drawn.shuffle(asked)
-        loaders.ask(Work(corpus.tokens, corpus.folder, corpus.block_list[block]) for corpus, block in asked)
+        loaders.ask(Work(texts.tokens, texts.folder, texts.blocks[block]) for texts, block in asked)
         if step % 7 == 0:
             for part in (tmp_path / "cache").glob("??"):
                 if drawn.random() < 0.5:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from engine.config import schema
 from engine.data import scan as module
-from engine.data.corpus import list_blocks, open_corpora
+from engine.data.opening import list_blocks, open_sources
 from engine.data.scan import Documents, scan
 from engine.data.sources import folder, jsonl, source
 from engine.data.sources.jsonl import lines
@@ -49,8 +49,8 @@ def write_lines(path: Path, sizes: Sequence[int]) -> Path:
 
 def agrees(found: Documents, data: schema.Data) -> None:
     """Compare a scan with the packed blocks."""
-    (corpus,) = open_corpora(data, list_blocks(data))
-    blocks = [corpus.open(block) for block in range(corpus.blocks)]
+    ((corpus,), _) = open_sources(data, list_blocks(data))
+    blocks = [corpus.lengths(block) for block in range(corpus.blocks)]
     np.testing.assert_array_equal(found.lengths, np.concatenate([block.inputs() for block in blocks]))
     assert (found.empty, found.fraction) == (sum(len(block.left_out.empty) for block in blocks if block.left_out), 1.0)
 

@@ -44,7 +44,7 @@ def inputs(table: SequenceTable, corpora: Sequence[Memory]) -> Iterator[tuple[in
 
 def all_inputs(corpus: Memory, source: int = 0) -> Counter[tuple[int, int, int]]:
     """Every input of a corpus once."""
-    lengths = list(chain.from_iterable(corpus.lengths))
+    lengths = list(chain.from_iterable(corpus.sizes))
     return Counter((source, number, at) for number, length in enumerate(lengths) for at in range(length))
 
 

@@ -7,7 +7,7 @@ import pytest
 from engine.config.load import load, read_resolved
 from engine.cost.calibration import NEVER_S
 from engine.cost.model import Costs, machine
-from engine.data.corpus import corpora_of
+from engine.data.opening import open_run
 from engine.data.overview import Corpora
 from engine.data.steps import Cursor, Steps
 from engine.errors import ConfigError, MemoryFitError
@@ -91,7 +91,7 @@ def test_a_rank_can_start_from_the_folder(tmp_path: Path) -> None:
     assert machine(found).plan_build_s == NEVER_S, "a repeated shape keeps its kernel"
     without = found.model_copy(update={"cluster": found.cluster.model_copy(update={"calibration": None})})
     assert without == ours
-    steps = Steps(corpora_of(folder, found), found)
+    steps = Steps(open_run(folder, found).corpora, found)
     step = steps.next(Cursor())
     assert step is not None
     table, after = step

@@ -12,8 +12,8 @@ import multiprocessing
 import signal
 import threading
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Container, Iterable
+from collections import Counter, deque
+from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -23,15 +23,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.control.processes import end_with_parent, is_stopped
-from engine.data.cache import found_in, remove_part
+from engine.data.blocks.spool import MARGIN, bytes_of, trim
 from engine.data.parts import Tokens, is_packed, pack_block, part_path
 from engine.data.sources.source import Block
 from engine.errors import BytescaleError
-from engine.folders import opened
 from engine.safe_path import starting_safely
 
 _LOOK_S = 0.2  # between two looks at the loaders
-_MARGIN = 1 / 16  # of the spool: it is removed too when the spool is full, so that a folder is seldom listed
 _ATTEMPTS = 3  # loaders that may die of a block
 # Neither a fork, which would copy threads, nor the fork server of multiprocessing: who watches over that? It also meets
 # this process at a socket in TMPDIR, whose path may be too long.
@@ -170,14 +168,14 @@ class Loaders:
                     self._remove(loader)
                     continue
                 if settled:
-                    self._room[work.folder] = self._room.get(work.folder, 0) - _bytes(part)
+                    self._room[work.folder] = self._room.get(work.folder, 0) - bytes_of(part)
                 elif part in self._wanted:
                     self._busy.append((part, work))
             kept = self._wanted | self._before | self._kept
         for folder, room in self._room.items():
             if room <= 0:
                 left = trim(folder, self._spool, kept)
-                self._room[folder] = max(self._spool - left, int(self._spool * _MARGIN))
+                self._room[folder] = max(self._spool - left, int(self._spool * MARGIN))
 
     def _remove(self, loader: _Loader) -> None:
         """Let go of a loader that has died; its block is packed next, unless it has killed several."""
@@ -199,39 +197,6 @@ class Loaders:
         except OSError as error:  # too many processes or files, or too little memory
             self._refused = True
             logging.getLogger(__name__).warning("a loader cannot be started: %s; trying again", error)
-
-
-def trim(folder: Path, limit: int, kept: Container[Path]) -> int:
-    """Remove token files of blocks, those first that were not used for the longest time, if they exceed `limit` bytes.
-
-    They are reduced to 15/16 of `limit`. Those whose prefix is in `kept` stay, those of other users, and those that
-    another process is packing. A run that needs a removed block packs it again. Returns the bytes that are left. Files
-    that are not ours are neither counted nor removed: `data.cache` may be a folder that contains others.
-    """
-    used, sizes, total = dict[str, float](), defaultdict[str, int](int), 0
-    with suppress(FileNotFoundError), opened(folder) as cache:
-        for found in found_in(cache):
-            used[found.part] = max(found.changed, used.get(found.part, 0))
-            sizes[found.part] += found.bytes
-        total = sum(sizes.values())
-        if total <= limit:
-            return total
-        for part in sorted(used, key=lambda part: used[part]):
-            if total <= limit * (1 - _MARGIN):
-                break
-            if folder / part[:2] / part in kept:
-                continue
-            with suppress(OSError):
-                remove_part(cache, part)
-                total -= sizes[part]
-    return total
-
-
-def _bytes(part: Path) -> int:
-    """Return the bytes of the token file of a block; 0 if it could not be packed."""
-    with suppress(OSError):
-        return sum(path.stat().st_size for path in part.parent.glob(f"{part.name}.*"))
-    return 0
 
 
 class _Loader:

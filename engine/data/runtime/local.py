@@ -5,18 +5,35 @@ The planning process has loaders, which pack documents ahead. It plans a step wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from engine.config.schema import Config
-from engine.data.corpus import Reader, corpora_of
+from engine.data.blocks.loaders import Loaders
+from engine.data.blocks.local_blocks import LocalBlocks
+from engine.data.blocks.texts import Texts
+from engine.data.corpus import Reader
 from engine.data.inputs import RankInputs, rank_inputs
+from engine.data.opening import open_run
 from engine.data.runtime.node import NodeAnswers
 from engine.data.runtime.planner import StepPlanner, received_sets, received_step
 from engine.data.runtime.runtime import Planned, PlannedSequences
 from engine.data.steps import Cursor
+from engine.data.workers import cores
 from engine.planner.settings import PlanSettings
 from engine.run.folder import RunFolder
+
+_MOST_LOADERS = 8  # of a host, unless the config says more
+
+
+def local_planner(folder: RunFolder, config: Config, settings: PlanSettings) -> StepPlanner:
+    """Make what answers in the planning process of a node: a StepPlanner whose blocks are packed by loaders."""
+    count = config.data.loaders or min(_MOST_LOADERS, max(1, cores() // 2))
+
+    def make_blocks(texts: Mapping[str, Texts]) -> LocalBlocks:
+        return LocalBlocks(texts, Loaders(count, config.data.spool) if texts else None)
+
+    return StepPlanner(open_run(folder, config, make_blocks), config, settings)
 
 
 class LocalRuntime:
@@ -26,8 +43,8 @@ class LocalRuntime:
         self, folder: RunFolder, config: Config, settings: PlanSettings, sockets: Sequence[int] = (), first: bool = True
     ) -> None:
         """Open the documents of a run. Sockets and `first` are those of OpenRuntime."""
-        self._reader = Reader(corpora_of(folder, config), config.model.vocab)
-        self._answers = NodeAnswers(partial(StepPlanner, folder, config, settings), sockets, first)
+        self._reader = Reader(open_run(folder, config).corpora, config.model.vocab)
+        self._answers = NodeAnswers(partial(local_planner, folder, config, settings), sockets, first)
 
     def request(self, cursor: Cursor) -> None:
         self._answers.ask(StepPlanner.step, cursor)

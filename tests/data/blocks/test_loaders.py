@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,59 +18,15 @@ import pytest
 
 from engine.config import schema
 from engine.data.blocks import loaders as module
-from engine.data.blocks.loaders import Loaders, Work, trim
-from engine.data.corpus import TextCorpus
+from engine.data.blocks.loaders import Loaders, Work
+from engine.data.blocks.spool import trim
 from engine.data.parts import Tokens, is_packed, pack_block, part_path
-from engine.data.token_file import TokenFile
-from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError
-from engine.folders import names
+from tests.data.blocks.loading import TEXTS, TOKENS, aged, ask, contents, encode, packer, running, sizes, wait_until
 from tests.data.noted import Noted, ends, starts
+from tests.data.reading import text_corpus
 
-TOKENS = Tokens("bytes", None, None)
-TEXTS = [b"one", b"two", b"three"]
-encode = open_tokenizer("bytes").document
 MakeData = Callable[..., schema.Data]
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def blocks(tmp_path: Path) -> list[Noted]:
-    return [Noted.write(tmp_path / f"{number}", TEXTS) for number in range(6)]
-
-
-@contextmanager
-def running(count: int, spool: int = 1 << 40) -> Iterator[Loaders]:
-    with closing(Loaders(count, spool)) as loaders:
-        yield loaders
-
-
-def ask(loaders: Loaders, cache: Path, blocks: Sequence[Noted]) -> list[Path]:
-    """Ask for blocks, and return the prefixes of their token files."""
-    loaders.ask(Work(TOKENS, cache, block) for block in blocks)
-    return [part_path(TOKENS, cache, block) for block in blocks]
-
-
-def contents(part: Path) -> list[list[int]]:
-    packed = TokenFile.open(part)
-    return [packed.read(number, 0, 99).tolist() for number in range(len(packed))]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    last = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < last
-        time.sleep(0.005)
-
-
-def packer(block: Noted) -> int:
-    """Wait until a loader packs a block, and return its process."""
-    wait_until(lambda: starts(block) > ends(block))
-    return block.notes()[-1][1]
 
 
 def test_blocks_are_packed_by_other_processes(blocks: list[Noted], cache: Path) -> None:
@@ -133,11 +88,10 @@ def test_a_file_that_changes_after_its_block_was_asked_for(
     blocks: list[Noted], cache: Path, make_data: MakeData, tmp_path: Path, when: str
 ) -> None:
     """The path that the loaders remember is no longer the block's. What is read is the file as it is then."""
-    corpus = TextCorpus("data", make_data(tmp_path, cache=str(cache)), 0.0, blocks)
     held = blocks[0 if when == "before" else 1]
     held.hold()
     with running(1) as loaders:
-        corpus.wait = loaders.wait
+        corpus = text_corpus(make_data(tmp_path, cache=str(cache)), blocks, loaders=loaders)
         old = ask(loaders, cache, blocks[:2])[1]
         packer(held)
         if when == "after":
@@ -147,7 +101,7 @@ def test_a_file_that_changes_after_its_block_was_asked_for(
         new = ask(loaders, cache, blocks[:2])[1]
         if when != "after":
             held.release()
-        assert len(corpus.open(1).inputs()) == 4 and len(corpus.open(0).inputs()) == 3
+        assert len(corpus.lengths(1).inputs()) == 4 and len(corpus.lengths(0).inputs()) == 3
     assert old != new and contents(new) == [encode(text).tolist() for text in (b"other", *TEXTS)]
 
 
@@ -227,12 +181,11 @@ def test_a_block_of_which_loaders_die_is_given_up(
 ) -> None:
     """For example for want of memory. The caller that needs it packs it; the others are packed."""
     blocks[0].kill(but=os.getpid())
-    corpus = TextCorpus("data", make_data(tmp_path, cache=str(cache)), 0.0, blocks)
     with running(1) as loaders:
-        corpus.wait = loaders.wait
+        corpus = text_corpus(make_data(tmp_path, cache=str(cache)), blocks, loaders=loaders)
         ask(loaders, cache, blocks)
-        assert len(corpus.open(0).inputs()) == 3
-        assert len(corpus.open(5).inputs()) == 3
+        assert len(corpus.lengths(0).inputs()) == 3
+        assert len(corpus.lengths(5).inputs()) == 3
     assert (starts(blocks[0]), ends(blocks[0])) == (1 + module._ATTEMPTS, 1)
     assert starts(blocks[5]) == 1
 
@@ -241,13 +194,12 @@ def test_a_block_that_cannot_be_packed_is_an_error_of_the_caller_that_waits(
     blocks: list[Noted], cache: Path, make_data: MakeData, tmp_path: Path
 ) -> None:
     blocks[0].break_()
-    corpus = TextCorpus("data", make_data(tmp_path, cache=str(cache)), 0.0, blocks)
     with running(2) as loaders:
-        corpus.wait = loaders.wait
+        corpus = text_corpus(make_data(tmp_path, cache=str(cache)), blocks, loaders=loaders)
         ask(loaders, cache, blocks)
         with pytest.raises(DataError, match="is broken"):
-            corpus.open(0)
-        assert all(len(corpus.open(block).inputs()) == 3 for block in range(1, 6))
+            corpus.lengths(0)
+        assert all(len(corpus.lengths(block).inputs()) == 3 for block in range(1, 6))
     assert {process for _, process in blocks[0].notes()} >= {os.getpid()} and starts(blocks[0]) == 2
 
 
@@ -346,16 +298,15 @@ def test_nobody_waits_for_loaders_that_cannot_be_started_again(
     def full() -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    corpus = TextCorpus("data", make_data(tmp_path, cache=str(cache)), 0.0, blocks)
     blocks[0].hold()
     with running(1) as loaders:
-        corpus.wait = loaders.wait
+        corpus = text_corpus(make_data(tmp_path, cache=str(cache)), blocks, loaders=loaders)
         ask(loaders, cache, blocks)
         victim = packer(blocks[0])
         monkeypatch.setattr(module, "_Loader", full)
         os.kill(victim, signal.SIGKILL)
         blocks[0].release()
-        assert [len(corpus.open(block).inputs()) for block in (0, 5)] == [3, 3]
+        assert [len(corpus.lengths(block).inputs()) for block in (0, 5)] == [3, 3]
 
 
 # Processes that are left
@@ -383,6 +334,7 @@ import sys, time
 from pathlib import Path
 from engine.data.blocks.loaders import Loaders, Work
 from engine.data.parts import Tokens
+from tests.data.blocks.loading import TEXTS, TOKENS, aged, ask, contents, encode, packer, running, sizes, wait_until
 from tests.data.noted import Noted
 if __name__ == "__main__":
     loaders = Loaders(2, 1 << 40)
@@ -427,139 +379,6 @@ def test_no_loader_is_left_when_its_owner_ends(blocks: list[Noted], tmp_path: Pa
 # The size of the cache folder
 
 
-def sizes(cache: Path) -> int:
-    return sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
-
-
-def aged(cache: Path, blocks: list[Noted]) -> list[Path]:
-    """Pack blocks; the first was used longest ago."""
-    parts = [part_path(TOKENS, cache, block) for block in blocks]
-    for age, (block, part) in enumerate(zip(blocks, parts, strict=True)):
-        pack_block(TOKENS, cache, block)
-        for path in part.parent.glob(f"{part.name}*"):
-            os.utime(path, (10**9, 10**9))
-        os.utime(f"{part}.idx", (10**9 + age, 10**9 + age))
-    return parts
-
-
-def test_what_was_not_used_for_the_longest_time_is_removed(blocks: list[Noted], cache: Path) -> None:
-    parts = aged(cache, blocks)
-    each = sizes(cache) // 6
-    assert trim(cache, 6 * each, set()) == 6 * each
-    assert all(map(is_packed, parts))
-    os.utime(f"{parts[0]}.idx", (2 * 10**9, 2 * 10**9))
-    assert trim(cache, 3 * each * 16 // 15 + 1, {parts[2]}) == 3 * each, "1/16 of the limit is free afterwards"
-    assert [is_packed(part) for part in parts] == [True, False, True, False, False, True]
-    assert sizes(cache) == 3 * each, "nothing is left of the others"
-    trim(cache, 0, set())
-    assert not sizes(cache)
-    trim(cache / "none", 0, set())
-
-
-FOREIGN = (
-    *("config.json", "tokenizer.json", "pytorch_model.bin", "notes", "ff.json"),
-    *("packed/texts.bin", "packed/texts.idx", "packed/texts.json", "packed/.lock", "ab/model.json", "ab/lock"),
-    *(f"ab/{'c' * 32}.bin", f"abc/ab{'c' * 30}.bin", f"deep/ab/ab{'c' * 30}.bin", f"ab{'c' * 30}.bin"),
-    *(f"ab/ab{'c' * 30}", f"ab/ab{'c' * 30}.txt", f"ab/ab{'c' * 31}.bin", f"ab/ab{'C' * 30}.bin"),
-)
-
-
-def test_files_of_other_programs_stay(blocks: list[Noted], cache: Path) -> None:
-    """data.cache may be a folder that contains the user's models and data."""
-    # What has the form of a folder of token files must not be one that the blocks need: that depends on their path.
-    needed = {part_path(TOKENS, cache, block).parent.name for block in blocks[:2]}
-    file, link, *_ = (name for name in ("00", "01", "02", "03") if name not in needed)
-    foreign = [*FOREIGN, file]
-    for name in foreign:
-        (cache / name).parent.mkdir(parents=True, exist_ok=True)
-        (cache / name).write_bytes(b"foreign")
-    (cache / link).symlink_to("ab")
-    parts, content = aged(cache, blocks[:2]), b"foreign" * len(foreign)
-    assert trim(cache, 1 << 40, set()) == sizes(cache) - len(content), "they do not count"
-    assert trim(cache, 0, set()) == 0
-    assert not any(map(is_packed, parts))
-    left = sorted(path.relative_to(cache).as_posix() for path in cache.rglob("*") if path.is_file())
-    assert [name for name in left if not name.startswith(f"{link}/")] == sorted(foreign)
-    assert b"".join((cache / name).read_bytes() for name in foreign) == content
-
-
-def test_a_block_that_is_being_packed_stays(blocks: list[Noted], cache: Path) -> None:
-    """Also if it is the one that was not used for the longest time. A draft that a killed process has left goes."""
-    part = part_path(TOKENS, cache, blocks[0])
-    with running(2) as loaders:
-        for block in blocks[:2]:
-            block.hold()
-        ask(loaders, cache, blocks[:2])
-        packer(blocks[0])
-        packer(blocks[1])
-        wait_until(lambda: len([*cache.rglob("*.bin.writing")]) == 2)
-        assert trim(cache, 0, set()) == 0, "drafts count, but nothing is in them yet"
-        blocks[0].release()
-        loaders.wait(part)
-        assert contents(part) == [encode(text).tolist() for text in TEXTS]
-    assert len([*cache.rglob("*.bin.writing")]) == 1, "a loader is killed when its owner ends"
-    trim(cache, -1, set())
-    assert not [path for path in cache.rglob("*") if path.is_file()] and not [*cache.glob("*/*")]
-
-
-def test_a_block_is_complete_if_the_folder_is_trimmed_at_any_moment(
-    blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Around each file that is renamed into place. An index without its tokens would be an error of every later run."""
-    replace, moments = Path.replace, list[str]()
-
-    def replace_and_trim(path: Path, target: str) -> Path:
-        trim(cache, -1, set())
-        replaced = replace(path, target)
-        moments.append(Path(target).suffix)
-        trim(cache, -1, set())
-        return replaced
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", replace_and_trim)
-        pack_block(TOKENS, cache, blocks[0])
-    part = part_path(TOKENS, cache, blocks[0])
-    assert contents(part) == [encode(text).tolist() for text in TEXTS] and is_packed(part)
-    assert moments[-1] == ".idx" and len(moments) >= 4
-
-
-def test_runs_that_trim_a_folder_do_not_disturb_those_that_read(
-    blocks: list[Noted], cache: Path, make_data: MakeData, tmp_path: Path
-) -> None:
-    """Each opens all blocks again and again, while half of them are removed as fast as possible."""
-    corpus = TextCorpus("data", make_data(tmp_path, cache=str(cache)), 0.0, blocks)
-    wanted, found = [encode(text).tolist() for text in TEXTS], list[list[list[int]]]()
-
-    def read() -> None:
-        for number in range(60):
-            opened = corpus.pack_and_open(number % 6)
-            found.append([opened.read(document, 0, 99).tolist() for document in range(len(opened.inputs()))])
-
-    readers = [threading.Thread(target=read) for _ in range(3)]
-    for reader in readers:
-        reader.start()
-    while any(reader.is_alive() for reader in readers):
-        trim(cache, 600, set())
-        time.sleep(0.002)
-    assert found == [wanted] * 180
-    assert sum(map(starts, blocks)) > 6, "blocks were removed"
-
-
-def test_a_folder_of_others_cannot_be_trimmed(
-    blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Users may share a cache folder. A loader's owner must not fail, or wait for ever, because of it."""
-
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    parts = aged(cache, blocks)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", refuse)
-        trim(cache, 0, set())
-    assert all(map(is_packed, parts))
-
-
 def test_loaders_keep_the_folder_small(blocks: list[Noted], cache: Path) -> None:
     """What is wanted next stays, though it exceeds the limit."""
     parts = aged(cache, blocks[:4])
@@ -589,17 +408,3 @@ def test_the_folder_is_listed_only_when_it_may_be_full(
         wait_until(lambda: len(left) == 4)  # the last block may be packed before its loader has said so
     # After the first block three fit; whenever there may be more, what is wanted next stays.
     assert left == [2 * each, 4 * each, 4 * each, 5 * each]
-
-
-def test_a_folder_may_disappear_while_it_is_trimmed(
-    blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def vanish(folder: int) -> list[str]:
-        found = names(folder)
-        shutil.rmtree(cache, ignore_errors=True)
-        return found
-
-    aged(cache, blocks)
-    with monkeypatch.context() as patch:
-        patch.setattr("engine.data.cache.names", vanish)
-        assert trim(cache, 0, set()) == 0

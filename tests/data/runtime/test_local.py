@@ -17,6 +17,7 @@ import pytest
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.data import order
+from engine.data.opening import open_run
 from engine.data.overview import Corpora
 from engine.data.runtime.local import LocalRuntime
 from engine.data.runtime.planner import StepPlanner
@@ -328,7 +329,7 @@ def test_documents_that_cannot_be_used_come_with_the_first_step_after_their_bloc
     folder = RunFolder(tmp_path / "run")
     folder.root.mkdir()
     write_facts(folder, config, Corpora(config), 0)
-    planner, met, cursor = StepPlanner(folder, config, PlanSettings.of(config)), list[int](), Cursor()
+    planner, met, cursor = StepPlanner(open_run(folder, config), config, PlanSettings.of(config)), list[int](), Cursor()
     while cursor.tokens < 9000:
         *_, cursor, unusable, _ = planner.step(cursor)
         met.append(len(unusable))

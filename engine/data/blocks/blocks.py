@@ -1,0 +1,133 @@
+"""What planning and ranks ask of the blocks of texts of a run, whichever process or host packs them.
+
+```
+ order of need   ask([web:7, code:2, ...])      they are packed ahead, in this order
+ planner         lengths(web:7)                 inputs, hashes and masked runs of its documents; no tokens
+ rank            slices([web:7:12 [0, 4097), ...])   their tokens, and which of them count in the loss
+```
+A block is packed once for a node or for the whole run; that is the business of the implementation. Its content is a
+pure function of the files of the block, so it does not matter who has packed it, or how often.
+
+Letters: D documents of a block, n tokens of a slice, R runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.data.parts import LeftOut
+from engine.errors import DataError
+from engine.units import Ints
+
+
+class BlockId(NamedTuple):
+    """A block of a run."""
+
+    source: str  # name of the source
+    block: int  # number of the block in the source
+
+
+class Range(NamedTuple):
+    """Tokens start .. stop - 1 of a document."""
+
+    source: str
+    block: int
+    document: int  # number in the block
+    start: int
+    stop: int
+    content: int  # hash of the document when it was chosen
+
+
+class Slice(NamedTuple):
+    """The tokens of a range; fewer than it has if the document is shorter."""
+
+    tokens: Ints  # [n]
+    counted: NDArray[np.bool_] | None  # [n] which of them count as labels; None: all
+
+
+class Lengths(Protocol):
+    """What planning needs to know of the documents of a block. It has no tokens."""
+
+    @property
+    def left_out(self) -> LeftOut | None:
+        """What the block does not contain; None for a token file that was packed before the run."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of documents, D."""
+        ...
+
+    def inputs(self) -> Ints:
+        """Return how many inputs each document has, int64 [D]. Those without an input have fewer than two tokens."""
+        ...
+
+    def hash(self, first: int = 0, last: int | None = None) -> NDArray[np.uint64]:
+        """Return a hash of the content with the mask of documents first .. last - 1, uint64; of all [D].
+
+        It decides which documents are for validation, so that no content is on both sides. In a file of another tool,
+        it is a hash of the document's number.
+        """
+        ...
+
+    def masked(self, document: int) -> Ints:
+        """Return the runs of tokens of a document that do not count as labels, in order: int64 [R, 2], start and stop.
+
+        Runs do not touch each other.
+        """
+        ...
+
+
+class Blocks(Protocol):
+    """The blocks of the texts of a run. A process has one such object; `slices` may be called in any thread."""
+
+    def ask(self, wanted: Iterable[BlockId]) -> None:
+        """Pack these blocks ahead, in this order, instead of those asked for before. Returns at once.
+
+        It saves time and changes nothing else: blocks that nobody has asked for can be read all the same.
+        """
+        ...
+
+    def lengths(self, block: BlockId) -> Lengths:
+        """Return the lengths of a block, and wait until it is packed.
+
+        Raises DataError for a document that cannot be used, StorageError if the block cannot be packed or read.
+        """
+        ...
+
+    def slices(self, wanted: Sequence[Range]) -> list[Slice]:
+        """Return the tokens of ranges. Raises errors as `lengths`, and DataError if a document is no longer the same.
+
+        The process that chooses documents and those that read them open a block at different times, and a file may have
+        changed meanwhile: then a document of this number is another one.
+        """
+        ...
+
+    def keep(self, wanted: Iterable[BlockId]) -> None:
+        """Never evict these blocks: they are read again and again."""
+        ...
+
+    def close(self) -> None:
+        """End what packs ahead. Blocks can still be read."""
+        ...
+
+
+def is_of(lengths: Lengths, document: int, content: int) -> bool:
+    """Return whether a block has a document with this number and hash."""
+    return document < len(lengths) and lengths.hash(document, document + 1)[0] == content
+
+
+def changed(block: BlockId, document: int, files: Sequence[str]) -> DataError:
+    """Create the DataError for a document that is another one than was chosen. `files` are those of its block."""
+    place = files[0] if len(files) == 1 else f"{files[0]} .. {files[-1]}"
+    message = f"has changed since document {block.source}:{block.block}:{document} was chosen for a step"
+    return DataError(message, key=place, hint="run the same command again; do not change documents during a run")
+
+
+def masked_within(runs: Ints, start: int, stop: int) -> int:
+    """Return how many tokens of start .. stop - 1 are in runs [R, 2]."""
+    bounds = np.clip(runs, start, stop)
+    return int((bounds[:, 1] - bounds[:, 0]).sum())

@@ -1,0 +1,89 @@
+"""The blocks of texts of this host: token files in `data.cache`, which are packed when they are first needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+
+from engine.data.blocks.blocks import BlockId, Range, Slice, changed
+from engine.data.blocks.loaders import Loaders, Work
+from engine.data.blocks.packed import Packed
+from engine.data.blocks.texts import Texts
+from engine.data.cache import ENDINGS
+from engine.data.parts import OTHERS, is_packed, pack_block, read_left_out
+from engine.data.token_facts import hashes_path
+from engine.data.token_file import Numbers, TokenFile
+from engine.errors import DataError, StorageError
+
+_OPENED = 128  # blocks that a process keeps open
+_ATTEMPTS = 5  # to open a block that other runs remove
+
+
+class LocalBlocks:
+    """The Blocks of a process. With loaders, those pack ahead; without, each block is packed when it is needed."""
+
+    def __init__(self, texts: Mapping[str, Texts], loaders: Loaders | None = None) -> None:
+        """Take the sources of texts by name. The loaders are closed with this object."""
+        self._texts, self._loaders = texts, loaders
+
+    def ask(self, wanted: Iterable[BlockId]) -> None:
+        if self._loaders is not None:
+            self._loaders.ask(map(self._work, wanted))
+
+    def lengths(self, block: BlockId) -> Packed:
+        return _opened(self, block)
+
+    def slices(self, wanted: Sequence[Range]) -> list[Slice]:
+        return [self._slice(one) for one in wanted]
+
+    def keep(self, wanted: Iterable[BlockId]) -> None:
+        if self._loaders is not None:
+            self._loaders.keep(map(self._work, wanted))
+
+    def close(self) -> None:
+        if self._loaders is not None:
+            self._loaders.close()
+
+    def _work(self, block: BlockId) -> Work:
+        texts = self._texts[block.source]
+        return Work(texts.tokens, texts.folder, texts.blocks[block.block])
+
+    def _slice(self, wanted: Range) -> Slice:
+        block, texts = BlockId(wanted.source, wanted.block), self._texts[wanted.source]
+        if block.block >= len(texts.blocks):
+            raise changed(block, wanted.document, [texts.place])
+        return self.lengths(block).read(wanted, texts.blocks[block.block].files)
+
+    def pack_and_open(self, block: BlockId) -> Packed:
+        """Open a block, which is packed first if it is not yet."""
+        work, part = self._work(block), self._texts[block.source].part(block.block)
+        for attempt in range(1, _ATTEMPTS + 1):
+            if not is_packed(part):
+                if self._loaders is not None:
+                    self._loaders.wait(part)
+                pack_block(*work)
+            try:
+                tokens, left_out = TokenFile.open(part), read_left_out(part)
+                packed = Packed(tokens, Numbers(hashes_path(part)), 0, len(tokens), left_out)
+            except DataError as error:
+                if isinstance(error.__cause__, PermissionError):
+                    raise StorageError("cannot be read: Permission denied", key=str(part), hint=OTHERS) from error
+                if attempt == _ATTEMPTS and is_packed(part):
+                    raise
+                continue  # another run removes it (spool.py) just now, or has removed it and packed it again
+            if is_packed(part):  # so no file was removed before it was opened
+                break
+        else:
+            message = f"was removed {_ATTEMPTS} times by other runs before it could be read"
+            raise StorageError(message, key=str(part), hint="let runs with another data.spool use another data.cache")
+        for ending in ENDINGS:  # all of them: programs that tidy up a disk go by the age of each file
+            with suppress(OSError):  # there is no mask, or this user cannot write to the folder
+                os.utime(f"{part}{ending}")
+        return packed
+
+
+@lru_cache(_OPENED)  # of all sources together: each has up to four open files
+def _opened(blocks: LocalBlocks, block: BlockId) -> Packed:
+    return blocks.pack_and_open(block)
