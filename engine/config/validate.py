@@ -221,7 +221,7 @@ def _hint(key: str, field: FieldInfo, kind: str, facts: Mapping[str, object], wh
     example: object | None = None
     if kind == "literal_error":
         example = options[0]
-    elif kind == "bool_type":
+    elif kind == "bool_type" and not keys.is_list(key):
         example = "true"
     elif kind == "int_type":
         example = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)

@@ -201,8 +201,9 @@ class Costs:
     def resident(self, tokens: Ints, offload: Ints | int) -> Ints:
         """Saved activations of a micro-batch that stay on the device, in tokens (equation 3 of ByteScale).
 
-        At offload ratio r, given as `offload` in ppm, all activations of two layers stay, and 1 - r of the others. In a
-        pipeline most tokens stay on the stage with the fewest layers.
+        At offload ratio r, given as `offload` in ppm, all activations of two layers stay, and 1 - r of the others. All
+        layers of a stage count as saving equally many bytes; windows do not change them. In a pipeline most tokens stay
+        on the stage with the fewest layers.
         """
         later = (stage.resident(tokens, offload) for stage in self.later_stages)
         return reduce(np.maximum, later, self.resident_here(tokens, offload))
