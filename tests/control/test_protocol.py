@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
+from hashlib import blake2b
 from typing import Any
 
 import pytest
@@ -55,6 +57,14 @@ def test_a_message_arrives_as_it_was_sent(message: Message) -> None:
 
 def test_every_kind_is_among_them() -> None:
     assert {type(message) for message in MESSAGES} == set(Message.__subclasses__())
+
+
+def test_the_version_is_raised_when_a_message_changes() -> None:
+    """Other fields: raise PROTOCOL, and put the new digest here. Else hosts with other versions fail in a run."""
+    kinds = [*Message.__subclasses__(), Job, Tree]
+    names = {kind.__name__: [field.name for field in fields(kind)] for kind in kinds}  # type: ignore[arg-type]
+    digest = blake2b(json.dumps({**names, "Beat": Beat._fields}, sort_keys=True).encode(), digest_size=4).hexdigest()
+    assert (protocol.PROTOCOL, digest) == (2, "9484c0cc")
 
 
 def test_a_program_and_a_parent_arrive() -> None:
