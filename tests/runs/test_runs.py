@@ -18,7 +18,7 @@ from engine.config.load import load, read_resolved, resolved_yaml
 from engine.config.resolved import flat
 from engine.config.versions import Change
 from engine.data import parts
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, ExitCode
 from engine.launch.run import train
 from engine.run.checkpoints import newest_first, read_state
 from engine.run.compatibility import check_compatible
@@ -85,24 +85,25 @@ def test_commands_read_them(name: str, number: int, capsys: pytest.CaptureFixtur
     (one,) = answer(capsys, "ckpt", "verify", name)["checkpoints"]
     assert one["damaged"] is None
 
-    answer(capsys, "ckpt", "export", name, "exported")
+    answer(capsys, "ckpt", "export", name, "--out", "exported")
     architecture = json.loads(Path("exported/config.json").read_text())["architectures"]
     assert architecture == ["MixtralForCausalLM" if name == "experts" else "LlamaForCausalLM"]
-    said = [answer(capsys, "generate", source, "--prompt", "the ", "--tokens", "4") for source in (name, "exported")]
-    assert said[0]["generate"]["tokens"] == said[1]["generate"]["tokens"]
+    words = ("--prompt", "the ", "--tokens", "4", "--tokenizer", "bytes")
+    said = [answer(capsys, "generate", source, *words)["generate"] for source in (name, "exported")]
+    assert said[0]["tokens"] == said[1]["tokens"]
 
     traced = answer(capsys, "data", "trace", name, "--step", "7")["trace"]
-    assert sum(row["length"] for row in traced["sequences"]) == read_metrics(RunFolder(Path(name)).metrics)[6]["tokens"]
-    assert all(row["place"] and not row["changed"] for row in traced["sequences"])
-    document = answer(capsys, "data", "trace", name, "--document", traced["sequences"][0]["document"])
+    assert traced["tokens"] == read_metrics(RunFolder(Path(name)).metrics)[6]["tokens"]
+    assert all(row["place"] and row["problem"] is None for row in traced["sequences"])
+    document = answer(capsys, "data", "trace", name, "--document", traced["sequences"][0]["id"])
     assert 7 in {row["step"] for row in document["trace"]["sequences"]}
 
 
 def test_runs_are_listed_and_compared(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     listed = answer(capsys, "runs", "list", ".")["runs"]
     assert {one["run"]: (one["state"], one["step"]) for one in listed} == dict.fromkeys(RUNS, ("finished", STEPS))
-    compared = answer(capsys, "runs", "compare", *RUNS)["comparison"]
-    assert compared
+    compared = answer(capsys, "runs", "compare", *RUNS)["compare"]["runs"]
+    assert [one["step"] for one in compared] == [STEPS, STEPS]
 
 
 def test_every_key_that_a_format_lacks_has_a_row(number: int) -> None:
@@ -145,7 +146,45 @@ def test_they_outlive_a_new_key(name: str, number: int, monkeypatch: pytest.Monk
         check_compatible(checkpoint, read_state(checkpoint), other)
 
     done = train(load([f"recipe={name}/resolved.yaml"]), dry_run=True, say=lambda line: None)
-    assert done["dry_run"]["step"] == SAVED + 1
+    assert (done["dry_run"]["steps_done"], done["dry_run"]["checkpoint"]) == (SAVED, str(checkpoint))
+
+
+def refuse(capsys: pytest.CaptureFixture[str], command: str) -> tuple[int, dict[str, Any]]:
+    """Run a command that fails, and return its exit code and the one error of its JSON."""
+    capsys.readouterr()
+    code = run([*command.split(), "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert found["ok"] is False
+    error: dict[str, Any] = found["error"]
+    return code, error
+
+
+@pytest.mark.parametrize("written", [99, 0, -1, "two"])
+def test_a_config_of_a_newer_format_or_one_that_never_was_is_one_sentence(
+    written: object, number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resolved = Path("dense/resolved.yaml")
+    values = {"format": written, "new_key": 1, **yaml.safe_load(resolved.read_text(encoding="utf-8"))}
+    resolved.write_text(yaml.safe_dump(values, sort_keys=False))
+    before = {path: path.read_bytes() for path in Path("dense").rglob("*") if path.is_file()}
+    for command in (
+        "train run.out=dense data=jsonl data.path=texts.jsonl data.cache=cache",
+        "train --config dense/resolved.yaml",
+        "report dense",
+        "ckpt export dense --out exported",
+        "data trace dense --step 7",
+        "runs compare dense experts",
+        "generate dense --prompt the",
+    ):
+        code, error = refuse(capsys, command)
+        assert code == ExitCode.USAGE, command
+        assert "dense/resolved.yaml" in error["key"] and str(written) in error["message"], command
+        assert "ByteScale" in error["hint"] or written != 99, command
+    (row,) = answer(capsys, "runs", "list", ".")["unreadable"]
+    assert row["run"] == "dense" and str(written) in row["reason"]
+    for command in ("ckpt list dense", "ckpt verify dense"):  # these read no config
+        answer(capsys, *command.split())
+    assert before.items() <= {path: path.read_bytes() for path in Path("dense").rglob("*") if path.is_file()}.items()
 
 
 def test_the_texts_are_those_of_the_script() -> None:
