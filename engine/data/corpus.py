@@ -176,7 +176,7 @@ class TextCorpus:
 
     def __init__(self, name: str, share: float, texts: Texts, blocks: Blocks) -> None:
         self.name, self.place, self.share, self.blocks = name, texts.place, share, len(texts.blocks)
-        self.texts, self._packed = texts, blocks
+        self.texts, self._store = texts, blocks
 
     @property
     def vocabulary(self) -> int | None:
@@ -211,10 +211,10 @@ class TextCorpus:
         return self.texts.blocks[block].size
 
     def lengths(self, block: int) -> Lengths:
-        return self._packed.lengths(BlockId(self.name, block))
+        return self._store.lengths(BlockId(self.name, block))
 
     def slices(self, wanted: Sequence[Range]) -> list[Slice]:
-        return self._packed.slices(wanted)
+        return self._store.slices(wanted)
 
     def token_file(self, block: int, document: int) -> tuple[str, int]:
         return f"{self.texts.part(block)}.bin", document

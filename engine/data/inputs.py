@@ -55,9 +55,10 @@ def rank_inputs(reader: Reader, table: SequenceTable, micro: MicroBatch) -> Rank
 
 
 def wanted(names: Sequence[str], table: SequenceTable, micro: MicroBatch) -> list[Range]:
-    """Return what a rank reads for a micro-batch, in its order, without reading it. `names` are those of the sources.
+    """Return the ranges that `rank_inputs` reads for a micro-batch, in its order. `names` are those of the sources.
 
-    Each range has one token more than inputs, the label of the last one.
+    Each range has one more token than inputs: the label of the last one. Nothing is read, so that another process can
+    fetch the ranges before.
     """
     found = list[Range]()
     for sequence, start, stop in _chunks(micro):

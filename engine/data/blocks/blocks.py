@@ -5,8 +5,8 @@
  planner         lengths(web:7)                 inputs, hashes and masked runs of its documents; no tokens
  rank            slices([web:7:12 [0, 4097), ...])   their tokens, and which of them count in the loss
 ```
-A block is packed once for a node or for the whole run; that is the business of the implementation. Its content is a
-pure function of the files of the block, so it does not matter who has packed it, or how often.
+The implementation decides which process packs a block. The content is a pure function of the block's files, so it does
+not matter which one did, or how often.
 
 Letters: D documents of a block, n tokens of a slice, R runs.
 """
@@ -87,7 +87,7 @@ class Blocks(Protocol):
     def ask(self, wanted: Iterable[BlockId]) -> None:
         """Pack these blocks ahead, in this order, instead of those asked for before. Returns at once.
 
-        It saves time and changes nothing else: blocks that nobody has asked for can be read all the same.
+        It only saves time: blocks that were not asked for can be read, too.
         """
         ...
 
@@ -101,13 +101,13 @@ class Blocks(Protocol):
     def slices(self, wanted: Sequence[Range]) -> list[Slice]:
         """Return the tokens of ranges. Raises errors as `lengths`, and DataError if a document is no longer the same.
 
-        The process that chooses documents and those that read them open a block at different times, and a file may have
-        changed meanwhile: then a document of this number is another one.
+        The planning process and the ranks open a block at different times. A file may have changed in between, so that
+        the same number is another document.
         """
         ...
 
     def keep(self, wanted: Iterable[BlockId]) -> None:
-        """Never evict these blocks: they are read again and again."""
+        """Never evict these blocks: they are read again in every validation."""
         ...
 
     def close(self) -> None:

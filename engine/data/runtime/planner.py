@@ -1,7 +1,8 @@
 """Plans steps and validation sets: the sequences, their plan and its simulated times.
 
-It runs in a process of the runtime. A plan is a pure function of lengths and settings, so nodes do not exchange plans.
-They only compare digests (`Control.check_same`), to detect a node with a different plan. It imports no torch.
+It runs in a process of the runtime, reads no tokens and imports no torch. A plan is a pure function of lengths and
+settings, so nodes do not exchange plans. They only compare digests (`Control.check_same`), to detect a node with a
+different plan.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@
  documents         Blocks          lengths and slices of blocks of documents          blocks/blocks.py
 ```
 A runtime decides which processes plan, pack and read. What it returns is a pure function of documents, config and
-cursor, so that losses and the ledger are the same with every runtime. `data.runtime` names one of RUNTIMES
-(runtimes.py).
+cursor, so losses and the ledger are the same with every runtime. `data.runtime` names one of RUNTIMES (runtimes.py).
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class DataRuntime(Protocol):
     def take(self) -> Planned:
         """Wait for the requested plan and return it. Raises any error of planning, on all ranks of the node.
 
-        Raises BytescaleError if planning fails again and again, ConnectionError if another rank of the node has ended.
+        Raises BytescaleError if planning fails repeatedly, ConnectionError if another rank of the node has ended.
         """
         ...
 
