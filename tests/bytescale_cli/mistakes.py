@@ -9,7 +9,8 @@ words; ``a|b`` asks for one of two. ``files`` are written to the working directo
 ends with ``/`` is a folder). ``stage`` names a state that files alone cannot make:
 
 - ``run``: ``run/`` is a run of the quickstart after step 2, with one checkpoint;
-- ``older``: the same, but its config lacks a key that we have now;
+- ``damaged``: the same, but its config lacks a key that its format has;
+- ``newer``: the same, but its config has format 99;
 - ``locked``: the same, and another launcher holds its lock;
 - ``copied``: ``mine.yaml`` is a copy of the quickstart recipe with the line ``contxt: 4096`` at its end.
 """
@@ -139,12 +140,28 @@ FILES = [
         files={"notes/": "", "notes/readme.txt": "mine\n"},
     ),
     Mistake(
-        "run folder of an older version",
+        "run folder with a damaged config",
         "train recipe=quickstart run.out=run",
         2,  # first written: 5; but its config is what cannot be read, and its checkpoint can be resumed
         ("run/resolved.yaml",),
         ("--resume never|another run.out|another folder|another --out",),
-        stage="older",
+        stage="damaged",
+    ),
+    Mistake(
+        "run folder of a newer version",
+        "train recipe=quickstart run.out=run",
+        2,
+        ("run/resolved.yaml", "99"),
+        ("newer",),
+        stage="newer",
+    ),
+    Mistake(
+        "report of a newer version",
+        "report run",
+        2,
+        ("run/resolved.yaml", "99"),
+        ("newer",),
+        stage="newer",
     ),
     Mistake(
         "run folder in use",

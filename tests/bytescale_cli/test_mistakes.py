@@ -1,4 +1,4 @@
-"""Each of the sixty mistakes has an answer of three lines at most, the promised exit code, and the way out.
+"""Each of the mistakes has an answer of three lines at most, the promised exit code, and the way out.
 
 `pytest -s` prints how many do.
 """
@@ -36,7 +36,7 @@ def has(word: str, text: str) -> bool:
 
 
 def test_no_hint_is_in_the_command_itself() -> None:
-    assert len(MISTAKES) == 60 and len({one.name for one in MISTAKES}) == 60
+    assert len(MISTAKES) == len({one.name for one in MISTAKES}) == 62
     for one in MISTAKES:
         assert not [word for word in one.hint if has(word, one.command)], one.name
 
@@ -76,12 +76,15 @@ def test_mistakes(
     for name, text in mistake.files.items():
         path = tmp_path / name
         path.mkdir() if name.endswith("/") else path.write_text(text, encoding="utf-8")
-    if mistake.stage in ("run", "older", "locked"):
+    if mistake.stage in ("run", "damaged", "newer", "locked"):
         shutil.copytree(past, tmp_path / "run")
-    if mistake.stage == "older":
+    if mistake.stage in ("damaged", "newer"):
         resolved = tmp_path / "run" / "resolved.yaml"
         values = yaml.safe_load(resolved.read_text())
-        del values["run"]["restarts"]
+        if mistake.stage == "newer":
+            values["format"] = 99
+        else:
+            del values["run"]["restarts"]
         resolved.write_text(yaml.safe_dump(values))
     if mistake.stage == "copied":
         assert run(["recipes", "copy", "quickstart", "mine.yaml"]) == 0

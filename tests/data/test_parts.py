@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import schema
+from engine.config.load import load
 from engine.data import parts as module
 from engine.data.cache import folder_of, write_part
 from engine.data.parts import LeftOut, Tokens, is_packed, pack_block, pack_blocks, part_path, read_left_out
@@ -62,6 +63,31 @@ def test_other_documents_have_another_name(write_files: WriteFiles, make_data: M
     (utf8,), (any_,) = (FORMATS["folder"].blocks(make_data(root, encoding=encoding)) for encoding in ("utf-8", "bytes"))
     (one,) = FORMATS["folder"].blocks(make_data(root, pattern="a"))
     assert len({part_path(TOKENS, tmp_path, block) for block in (utf8, any_, one)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "file", "text", "name"),
+    [
+        (
+            ["data=folder", "data.path=texts", "data.pattern='*.txt'"],
+            "a.txt",
+            "one\n",
+            "5a22896e214b83df69bf4c1240ccd200",
+        ),
+        (["data=jsonl", "data.path=texts/b.jsonl"], "b.jsonl", '{"text": "one"}\n', "7436dca854dfa4c67903ac0b918b8ecb"),
+    ],
+)
+def test_the_name_of_a_cached_block_stays(
+    data: list[str], file: str, text: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another name, all users tokenize their texts again. The block's class and fields are part of it."""
+    monkeypatch.chdir(tmp_path)
+    Path("texts").mkdir()
+    Path("texts", file).write_text(text, encoding="utf-8")
+    os.utime(Path("texts", file), (10**9, 10**9))
+    config = load(data).data
+    (block,) = FORMATS[config.format].blocks(config)
+    assert part_path(Tokens.of(config), Path(), block).name == name
 
 
 def pack_here(folder: Path, block: Block) -> None:

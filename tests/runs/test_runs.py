@@ -29,6 +29,7 @@ from tests.trainer.worlds import in_worlds
 
 HERE = Path(__file__).parent
 FORMATS = sorted(int(path.name) for path in HERE.iterdir() if path.name.isdecimal())
+CUT = "slurm"  # a resolved.yaml that ends before this section
 # A processor of another kind adds in another order.
 SAME = {"rel": 1e-6}
 # Blocks of texts that are packed again: commit 766c309 changed which documents rows are, and the names of all blocks.
@@ -159,13 +160,16 @@ def refuse(capsys: pytest.CaptureFixture[str], command: str) -> tuple[int, dict[
     return code, error
 
 
-@pytest.mark.parametrize("written", [99, 0, -1, "two"])
-def test_a_config_of_a_newer_format_or_one_that_never_was_is_one_sentence(
+@pytest.mark.parametrize("written", [99, 0, -1, "two", CUT])
+def test_a_damaged_config_and_one_of_a_newer_format_or_one_that_never_was_is_one_sentence(
     written: object, number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     resolved = Path("dense/resolved.yaml")
     values = {"format": written, "new_key": 1, **yaml.safe_load(resolved.read_text(encoding="utf-8"))}
-    resolved.write_text(yaml.safe_dump(values, sort_keys=False))
+    text = yaml.safe_dump(values, sort_keys=False)
+    if written == CUT:
+        text = text[text.index("recipe") : text.rindex("slurm:")]
+    resolved.write_text(text, encoding="utf-8")
     before = {path: path.read_bytes() for path in Path("dense").rglob("*") if path.is_file()}
     for command in (
         "train run.out=dense data=jsonl data.path=texts.jsonl data.cache=cache",
@@ -178,7 +182,7 @@ def test_a_config_of_a_newer_format_or_one_that_never_was_is_one_sentence(
     ):
         code, error = refuse(capsys, command)
         assert code == ExitCode.USAGE, command
-        assert "dense/resolved.yaml" in error["key"] and str(written) in error["message"], command
+        assert "dense/resolved.yaml" in error["key"] and str(written) in error["message"] and error["hint"], command
         assert "ByteScale" in error["hint"] or written != 99, command
     (row,) = answer(capsys, "runs", "list", ".")["unreadable"]
     assert row["run"] == "dense" and str(written) in row["reason"]
