@@ -21,7 +21,6 @@ from engine.control.protocol import At, Planned
 from engine.data.runtime.runtimes import RUNTIMES
 from engine.data.steps import Cursor
 from engine.errors import ExitCode, MemoryFitError, RunFolderError, StorageError
-from engine.models.decoder import Decoder
 from engine.planner.plan.step_plan import StepPlan
 from engine.run.background import BackgroundWriter
 from engine.run.checkpoints import newest_first, read
@@ -340,13 +339,13 @@ class Ahead:
 def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A trainer of six steps that computes nothing. It has neither plans nor a ledger of its own."""
     monkeypatch.setattr(loop, "run_step", lambda *rest: (torch.tensor(30.0), SimpleNamespace(data_wait_s=0.0)))
-    monkeypatch.setattr(Decoder, "end_step", lambda *rest: {})
     monkeypatch.setattr(loop, "peak_bytes", lambda device: None)
     monkeypatch.setattr(loop, "learning_rate", lambda *rest: 1e-3)
     every = ["run.steps=6", "run.validate_every=4", "run.checkpoint_every=3"]
     trainer: Any = Trainer.__new__(Trainer)
     trainer.step, trainer.ended, trainer.config = 0, None, load(["recipe=quickstart", *every])
-    trainer.folder, trainer.model, trainer.validation, trainer.unvalidated = RunFolder(root), None, {}, []
+    trainer.folder, trainer.validation, trainer.unvalidated = RunFolder(root), {}, []
+    trainer.model = SimpleNamespace(end_step=lambda *rest: {})
     trainer.control, trainer.context = Control(0), SimpleNamespace(offload=None)
     trainer.groups = SimpleNamespace(rank=0, device=None, sum=lambda values: values)
     trainer.engine = SimpleNamespace(forward=None, backward=lambda: None, step=lambda rate: 1.0, module=None)
