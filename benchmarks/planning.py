@@ -25,8 +25,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks import driver
 from benchmarks.traces import TRACES, compute_only, draw, settings_of
 from engine.planner.adaptive.workload import lower_bound
-from engine.planner.make import PLANNERS, plan_step
+from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
+from engine.planner.planners import PLANNERS
 from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import simulate, useful
 from engine.units import Ints

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
@@ -112,7 +112,6 @@ def _flags(command: Any, current: str) -> Iterator[Candidate]:
 
 def _of(metavar: str | None, current: str) -> Iterator[Candidate]:
     """Yield the values that a metavar stands for, such as `auto|never|PATH`. Unknown ones, such as N, have none."""
-    from engine.config import tree
     from engine.control.chaos import FAULTS
     from engine.control.progress import MOMENTS, PHASES
 
@@ -122,7 +121,7 @@ def _of(metavar: str | None, current: str) -> Iterator[Candidate]:
         elif part == "KEY=A,B":
             yield from _listed(overrides, current)
         elif part == PLANNERS:
-            yield from _listed(lambda last: ((name, "") for name in tree.groups()["planner"]), current)
+            yield from _listed(lambda last: _values("planner.name", last), current)
         elif part in ("KEY", "GROUP"):
             yield from ((word.removesuffix("="), about) for word, about in _keys() if part == "KEY")
         elif part == "FAULT":
@@ -181,14 +180,13 @@ def _options(group: str) -> Iterator[Candidate]:
 
 def _values(key: str, current: str) -> Iterator[Candidate]:
     """Yield the values of a key of the schema: those of an enum, true and false, null, paths."""
-    from engine.config import keys
+    from engine.config import choices, keys
 
     field = keys.leaves().get(key)
+    yield from ((str(value), "") for value in choices.values_of(field))
     kinds = [field.annotation] if field else []
     for kind in kinds:
-        if get_origin(kind) is Literal:
-            yield from ((str(value), "") for value in get_args(kind))
-        elif kind is bool:
+        if kind is bool:
             yield from (("true", ""), ("false", ""))
         elif kind is type(None):
             yield "null", ""

@@ -73,7 +73,8 @@ def profile_data(
     from engine.fit.check import fit_error
     from engine.fit.largest import largest_capacity, named_ratio
     from engine.planner.checks import check_planner
-    from engine.planner.make import PLANNERS, plan_step
+    from engine.planner.make import plan_step
+    from engine.planner.planners import PLANNERS
     from engine.planner.settings import PlanSettings
     from engine.report.words import source
     from engine.simulator.facts import facts

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     Compared = tuple[Config, dict[str, PlanSettings]]  # with the settings of each row
     Found = tuple[Compared, list[Run]]
 
-_PLANNERS = "static,naive,balanced,adaptive"
 _OFFLOAD = "offload.ratio="
 _QUESTIONS = {
     "How fast is a step?": ["step_s", "tokens_per_s", "speedup", "speedup_tuned", "offload_gain"],
@@ -76,8 +75,8 @@ def simulate(
     config_file: ConfigFile = None,
     steps: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="Number of steps to average over.")] = 1,
     planners: Annotated[
-        str, typer.Option(metavar="A,B", help="Planners to compare; static is always included.")
-    ] = _PLANNERS,
+        str | None, typer.Option(metavar="A,B", help="Planners to compare, by default all; static is always included.")
+    ] = None,
     sweep: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=A,B", help="Simulate each value, e.g. context=256K,2M. Repeat to combine keys."),
@@ -103,11 +102,15 @@ def simulate(
         swept[key] = values.split(",")
     if len(swept) < len(sweep or []):
         raise ConfigError("a key is swept twice", key="--sweep", hint="give all its values at once: KEY=A,B,C")
-    names = swept.pop("planner", planners.split(","))
-    unknown = [name for name in names if name not in _PLANNERS.split(",")]
+    from engine.config.schema import BASELINE
+    from engine.planner.planners import PLANNERS
+
+    names = swept.pop("planner", planners.split(",") if planners is not None else [*PLANNERS])
+    unknown = [name for name in names if name not in PLANNERS]
     if unknown:
-        raise ConfigError(f"unknown planner {unknown[0]!r}", key="--planners", hint=f"one or more of {_PLANNERS}")
-    names = list(dict.fromkeys(["static", *names]))  # each once; static is first because speed-ups are relative to it
+        hint = f"one or more of {','.join(PLANNERS)}"
+        raise ConfigError(f"unknown planner {unknown[0]!r}", key="--planners", hint=hint)
+    names = list(dict.fromkeys([BASELINE, *names]))  # each once; speed-ups are relative to the first
     path, timeline = plot_path(plot), trace_path(trace)
     with config_as_typed(config_file):  # reports a wrong value before the first run
         typed = with_config(overrides, config_file)
@@ -269,6 +272,7 @@ def _text(runs: list[Run], tune: str) -> str:
 
     Where static at its best settings is the fastest, a line says so, and `tune`, the command that searches others.
     """
+    from engine.config.schema import BASELINE
     from engine.config.units import counted
     from engine.report.headline import slower
 
@@ -295,7 +299,7 @@ def _text(runs: list[Run], tune: str) -> str:
             legend.append(f"{run['label']}{where}: {run['set']} ({counted(run['ranks'], 'HDP rank')}){state}")
     for sweep in dict.fromkeys(run.get("sweep") for run in runs):
         here = sorted((run for run in runs if run.get("sweep") == sweep), key=lambda run: float(run["step_s"]))
-        fastest = next((run for run in here if run["planner"] != "static"), None)
+        fastest = next((run for run in here if run["planner"] != BASELINE), None)
         if here[0]["tuned"] and fastest and fastest["step_s"] > here[0]["step_s"]:
             legend.append(slower(fastest, here[0], tune).text)
     sources = "; ".join(dict.fromkeys(run["source"] for run in runs))

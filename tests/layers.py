@@ -26,6 +26,7 @@ LAYERS = (
         "readers",
         "safe_path",
         "selection",
+        "tables",
         "units",
     },
 )

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from engine.config.choices import values_of
 from engine.config.schema import Config, Section, Segment, Source
 
 PATHS = (
@@ -32,7 +33,8 @@ def is_list(key: str) -> bool:
 
 def is_text(key: str) -> bool:
     """Return whether a key's value can be any text, as that of run.out and of data.sources.web.pattern."""
-    return any(kind is str or (get_origin(kind) is Annotated and get_args(kind)[0] is str) for kind in _kinds(key))
+    texts = any(kind is str or (get_origin(kind) is Annotated and get_args(kind)[0] is str) for kind in _kinds(key))
+    return texts and not values_of(field_at(key))
 
 
 def is_texts(key: str) -> bool:

@@ -10,13 +10,13 @@ import re
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import get_args
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
 from engine.config import keys, tree
+from engine.config.choices import values_of
 from engine.config.explain.spelling import did_you_mean
 from engine.config.schema import SOURCE_NAME, Source
 from engine.config.validate import NAME_RULE, not_built
@@ -193,7 +193,7 @@ def key_problem(key: str, value: object) -> Problem | None:
         return Problem("unknown key", key, f"join the parts of a key with dots: {dotted}=...")
     if dotted in sections:  # also model/rope=yarn, Hydra's form for an option of a nested group
         inner = [name for name in leaves if name.startswith(f"{dotted}.")]
-        accepting = [f"{name}={value}" for name in inner if value in get_args(leaves[name].annotation)]
+        accepting = [f"{name}={value}" for name in inner if value in values_of(leaves[name])]
         advice = f"set {accepting[0]} and its parameters" if accepting else f"set one of {', '.join(inner)}"
         return Problem("is a section and has no value", key, advice)
     section, _, name = key.rpartition(".")

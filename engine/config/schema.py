@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
+from engine.config.choices import Choice
 from engine.config.units import Bytes, Tokens
 
 _STEPS = 99_999_999  # a checkpoint's name has eight digits
@@ -315,12 +316,13 @@ class Cluster(Section):
 
 
 BASELINE = "static"  # the planner that others are compared with
+BEST = "adaptive"  # the planner that hints recommend
 
 
 class Planner(Section):
     """The assignment of sequences to ranks."""
 
-    name: Literal["static", "naive", "balanced", "adaptive"] = Field(
+    name: Annotated[str, Choice("engine.planner.planners:PLANNERS")] = Field(
         description="planning algorithm; naive and balanced follow the paper's algorithms 1 and 2"
     )
     mode: Literal["auto", "free", "lockstep", "pipeline"] = Field(

@@ -19,7 +19,7 @@ _COMMUNICATOR = 688 << 20
 # of eight H100). Between nodes there are at most two channels a peer, so this is an upper bound, which also covers more
 # peers on other nodes.
 _PEER = 32 * (12 << 20)
-PEERS = 4  # of a rank in all of its rings (planner/neighbours.py)
+PEERS = 4  # of a rank in all of its rings (planner/planners.py)
 _PEERS_IN_TEAMS = 16  # in a pipeline, where rings have teams of up to four
 _FRAGMENTATION = 5  # percent of the tensors on a GPU: PyTorch's allocator with expandable segments
 # A rank of cluster=local is a process on a CPU. Before the first tensor, Python, PyTorch and DeepSpeed take 314 MiB.

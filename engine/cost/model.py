@@ -336,7 +336,7 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
         overlap=rates.overlap,
         recompute_factor=1.0 if config.recompute == "layer" else 0.0,
         # Only pipelines cut sequences into slices, whose rounds would be too short without teams. Rings in teams of c
-        # have up to 4 c peers (planner/neighbours.py).
+        # have up to 4 c peers (planner/planners.py).
         team=max(1, min(_LARGEST_TEAM, config.planner.max_peers // 4)) if config.parallel.pp > 1 else 1,
         copy=NS * copied,
         rounds_per_call=rounds_per_call(config.parallel.pp),

@@ -12,12 +12,11 @@ from engine.config.mesh_checks import MOST_RANKS
 from engine.config.units import counted, format_apart, format_count
 from engine.cost.budget import fits, least
 from engine.errors import ConfigError, MemoryFitError
+from engine.planner.planners import PLANNERS
 from engine.planner.settings import PlanSettings
 
 SHOW_FIT = "`bytescale estimate-memory --fit` shows what fits"
 NODE_HOLDS_NOTHING = "leave the node out, or use more ranks or a higher zero.stage"
-# Rings connect neighbouring ranks and are folded (rings.py), so four peers are always enough. A static mesh needs two.
-_PEERS, _MESH_PEERS = 4, 2
 
 
 def check_planner(settings: PlanSettings) -> None:
@@ -26,7 +25,7 @@ def check_planner(settings: PlanSettings) -> None:
         message = f"{settings.ranks:,} HDP ranks exceed the maximum of {MOST_RANKS:,}"
         hint = "use fewer nodes, or more devices per rank: parallel.tp, parallel.pp"
         raise ConfigError(message, key="cluster.hostfile", hint=hint)
-    needed = min(_MESH_PEERS if settings.planner == "static" else _PEERS, settings.ranks - 1)
+    needed = min(PLANNERS[settings.planner].most_peers, settings.ranks - 1)
     if settings.max_peers < needed:
         message = (
             f"the {settings.planner} planner needs up to {counted(needed, 'peer')} per rank, "

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from engine.config.units import format_count
 from engine.errors import ConfigError, DataError, PlanError
 from engine.planner import ratios
-from engine.planner.adaptive.adaptive import adaptive
-from engine.planner.baselines.balanced import balanced
-from engine.planner.baselines.naive import naive
-from engine.planner.baselines.static import static
 from engine.planner.checks import check_longest, check_memory, check_nodes, check_planner
 from engine.planner.plan.modes import lockstep, pipelined
 from engine.planner.plan.step_plan import StepPlan
+from engine.planner.planners import PLANNERS
 from engine.planner.proof.verify import verify
 from engine.planner.settings import PlanSettings
 from engine.units import Ints
 
 MOST_SEQUENCES = 2**21  # most sequences of a step: planning more would take minutes
-PLANNERS: dict[str, Callable[[Ints, PlanSettings], StepPlan]] = {
-    "static": static,
-    "naive": naive,
-    "balanced": balanced,
-    "adaptive": adaptive,
-}
 
 
 def plan_step(lengths: Ints, settings: PlanSettings) -> StepPlan:
@@ -70,8 +59,9 @@ def plan_step(lengths: Ints, settings: PlanSettings) -> StepPlan:
 
 def _planned(lengths: Ints, settings: PlanSettings) -> StepPlan:
     """Run the chosen planner, and convert its plan to the mode of the run."""
-    plan = PLANNERS[settings.planner](lengths, settings)
-    if plan.mode != settings.mode:  # static and naive make free-mode plans only
-        plan = lockstep(plan)
-        plan = plan if settings.mode == "lockstep" else pipelined(plan, settings.stages)
-    return plan
+    planner = PLANNERS[settings.planner]
+    plan = planner.plan(lengths, settings)
+    if settings.mode in planner.modes:
+        return plan
+    slotted = lockstep(plan)
+    return slotted if settings.mode == "lockstep" else pipelined(slotted, settings.stages)

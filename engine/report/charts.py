@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
+from engine.config.schema import BASELINE
 from engine.cost.times import shared
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -37,12 +38,12 @@ _MOST_RINGS = 400  # dots of the cost curve; more would make the page slow
 
 def speedup_picture(runs: Sequence[Run], size: Size = WIDE) -> str:
     """Draw a bar per simulated run: its speed-up over `static`, or the row that `over` names, at its sweep point."""
-    over = runs[0].get("over", "static")
+    over = runs[0].get("over", BASELINE)
 
     def paint(axes: Axes, rows: Sequence[int]) -> list[Mark]:
         ratios = [run["speedup"] for run in runs]
         axes.barh(
-            rows, ratios, height=0.7, color=[QUIET if run["planner"].startswith("static") else FIRST for run in runs]
+            rows, ratios, height=0.7, color=[QUIET if run["planner"].startswith(BASELINE) else FIRST for run in runs]
         )
         axes.vlines(
             [1.0] * len(rows), [row - 0.5 for row in rows], [row + 0.5 for row in rows], color=INK, linewidth=1.0

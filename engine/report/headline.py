@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.cluster.cluster import Cluster
-from engine.config.schema import Config
+from engine.config.schema import BASELINE, Config
 from engine.config.units import counted
 from engine.fit.estimate import Estimate
 from engine.planner.plan.loads import unsplit_share
@@ -94,8 +94,8 @@ def of_simulation(runs: Sequence[Mapping[str, Any]], tune: str) -> Headline:
     best: tuple[float, Mapping[str, Any], Mapping[str, Any]] | None = None
     for point in dict.fromkeys(run.get("sweep") for run in runs):
         here = [run for run in runs if run.get("sweep") == point]
-        others = [run for run in here if run["planner"] != "static"]
-        fixed = min((run for run in here if run["planner"] == "static"), key=_seconds, default=None)
+        others = [run for run in here if run["planner"] != BASELINE]
+        fixed = min((run for run in here if run["planner"] == BASELINE), key=_seconds, default=None)
         if fixed is not None and others:
             fastest = min(others, key=_seconds)
             ratio = _seconds(fixed) / _seconds(fastest)

@@ -7,6 +7,7 @@ from html import escape
 
 import numpy as np
 
+from engine.config.schema import BASELINE
 from engine.config.units import counted
 from engine.errors import MemoryFitError
 from engine.planner.make import plan_step
@@ -30,8 +31,8 @@ def plan_picture(plan: StepPlan, settings: PlanSettings) -> str:
     The fixed mesh is left out if it is the plan, or if it does not fit.
     """
     shown = [(plan, simulated(plan, settings, _ROWS))]
-    if plan.planner != "static":
-        fixed = settings.by("static")
+    if plan.planner != BASELINE:
+        fixed = settings.by(BASELINE)
         try:
             mesh = plan_step(plan.sequence_lengths, fixed)
             shown.insert(0, (mesh, simulated(mesh, fixed, _ROWS)))

@@ -8,13 +8,13 @@ from dataclasses import replace
 from engine.config.schema import BASELINE
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
+from engine.planner.planners import PLANNERS
 from engine.planner.settings import PlanSettings
 from engine.simulator.facts import Facts, outcome
 from engine.simulator.timeline import simulate
 from engine.units import Ints
 
 TUNED = f"{BASELINE}, tuned"
-_BY_EQUATION_3 = ("naive", "balanced")
 _SAME = ("planner", "ranks")
 _HIGHEST = ("largest_micro_batch", "peak_bytes", "host_bytes")  # maxima over steps: every step must fit
 
@@ -22,13 +22,13 @@ _HIGHEST = ("largest_micro_batch", "peak_bytes", "host_bytes")  # maxima over st
 def rows(settings: PlanSettings, planners: Iterable[str], tuned: PlanSettings | None = None) -> dict[str, PlanSettings]:
     """The settings of each row of a comparison, by its label: the baseline, then `planners` in their order, each once.
 
-    The settings `tuned`, those at which static is the fastest, come second. If offload is on, naive and balanced have
-    a second row without the offload of equation 3 (planner/ratios.py).
+    The settings `tuned`, those at which static is the fastest, come second. If offload is on, planners that offload
+    by equation 3 have a second row without it (planner/ratios.py).
     """
     found = {BASELINE: settings.by(BASELINE)} | ({} if tuned is None else {TUNED: tuned})
     for planner in planners:
         found[planner] = settings.by(planner)
-        if planner in _BY_EQUATION_3 and settings.offload and settings.costs.layers > 2:
+        if PLANNERS[planner].by_equation_3 and settings.offload and settings.costs.layers > 2:
             found[f"{planner}, no eq. 3"] = replace(found[planner], equation_3=False)
     return found
 
@@ -43,7 +43,7 @@ def compare(steps: Sequence[Ints], compared: Mapping[str, PlanSettings]) -> list
     found = []
     for label, run in runs.items():
         own, step_s = compared[label], float(run["step_s"])
-        by_equation_3 = own.planner in _BY_EQUATION_3 and own.equation_3 and own.offload > 0
+        by_equation_3 = PLANNERS[own.planner].by_equation_3 and own.equation_3 and own.offload > 0
         facts: Facts = {"label": label, "tuned": label == TUNED, "equation_3": by_equation_3}
         facts |= run | {"speedup": float(runs[BASELINE]["step_s"]) / step_s}
         found.append(facts | ({"speedup_tuned": float(runs[TUNED]["step_s"]) / step_s} if TUNED in runs else {}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine.config.schema import Config
+from engine.config.schema import BEST, Config
 from engine.config.units import format_count
 
 LEAST_BALANCE = 0.5
@@ -29,7 +29,7 @@ def low_balance(config: Config, balance: float) -> list[Hollow]:
     if balance >= LEAST_BALANCE:
         return []
     message = f"a rank does useful work in {balance:.0%} of a step; in the rest it waits, communicates or idles"
-    planner = "" if config.planner.name == "adaptive" else ", planner=adaptive"
+    planner = "" if config.planner.name == BEST else f", planner={BEST}"
     hint = f"try a larger batch_tokens, fewer ranks{planner}, or the fastest settings that `bytescale tune` finds"
     return [Hollow("balance", "batch_tokens", message, hint)]
 

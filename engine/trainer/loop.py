@@ -36,9 +36,9 @@ from engine.fit.estimate import most_on_host
 from engine.folders import random_name
 from engine.offload.peak import peak_bytes
 from engine.parallel.groups import Groups
-from engine.planner.neighbours import neighbours
 from engine.planner.plan.loads import unsplit_share
 from engine.planner.plan.step_plan import StepPlan
+from engine.planner.planners import peers_of
 from engine.planner.settings import PlanSettings
 from engine.run import checkpoints, metrics
 from engine.run.background import BackgroundWriter
@@ -68,7 +68,7 @@ class Trainer:
         self.peak = peak and peak * groups.mesh.ranks  # FLOP/s of all devices
         self.pace = Pace(self.settings.costs, work_shares(config)[groups.mesh.place(groups.rank).pp])
         self.model, self.engine, self.context = build(config, groups, self.settings, weights)
-        self.context.comm.meet(neighbours(groups.hdp_rank, self.settings), groups.device)
+        self.context.comm.meet(peers_of(groups.hdp_rank, self.settings), groups.device)
         (token,) = self.control.gather(random_name() if groups.rank == 0 else None)
         self.writer = BackgroundWriter(folder.checkpoints, groups.rank, token)
         self.fingerprints, self.tokenizer = read_fingerprints(folder), tokenizer_facts(config.data)

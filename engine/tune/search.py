@@ -19,16 +19,15 @@ from functools import cached_property
 from typing import Any
 
 from engine.config.checks import check
-from engine.config.schema import Config
+from engine.config.schema import BASELINE, Config
 from engine.cost.budget import least
 from engine.errors import ConfigError, MemoryFitError
 from engine.fit.estimate import Estimate, estimate_fullest, estimate_plans
 from engine.fit.problem import fit_problem
 from engine.fit.suggestions import as_overrides, with_values
-from engine.planner.adaptive.workload import lower_bound
-from engine.planner.baselines.static_bound import static_bound
 from engine.planner.checks import check_planner
 from engine.planner.make import plan_step
+from engine.planner.planners import PLANNERS
 from engine.planner.settings import PlanSettings
 from engine.simulator.compare import mean_outcome
 from engine.simulator.facts import Facts
@@ -60,12 +59,12 @@ class Candidate:
     def expected_s(self) -> float:
         """The step time, in s, if all micro-batches were equal and filled the capacity, each rank busy for the bound.
 
-        The bound of the static planner leaves nothing out. For others this adds copies to the host and gathers that
+        A tight bound leaves nothing out. Otherwise this adds copies to the host and gathers that
         take longer than the compute of a micro-batch, slots, and the time in which stages of a pipeline wait for the
         first and the last micro-batch.
         """
         own, costs = self.settings, self.settings.costs
-        if own.planner == "static":
+        if PLANNERS[own.planner].tight_bound:
             return self.bound_s
         count = max(1, -(-self.config.batch_tokens // (own.ranks * own.capacity)))
         tokens = min(own.capacity, self.config.batch_tokens // own.ranks)
@@ -195,9 +194,9 @@ class Search:
                 found.append(candidate)
                 yield candidate
 
-        # A mesh has few micro-batches per rank, so its time depends much on how well they fill it. Its bound is cheap,
-        # so more capacities are tried for layouts that may be the fastest.
-        if config.planner.name != "static" or "capacity" in fixed or not found:
+        # A mesh has few micro-batches per rank, so its time depends much on how well they fill it. A tight bound is
+        # cheap, so more capacities are tried for layouts that may be the fastest.
+        if not PLANNERS[config.planner.name].tight_bound or "capacity" in fixed or not found:
             return
         near = _NEAR * min(one.bound_s for one in found)
         tried = {(one.shape, one.settings.capacity) for one in found}
@@ -222,7 +221,7 @@ class Search:
         if problem is not None:
             self.drop(TOO_LARGE, f"{as_overrides(changes)}: {problem.message}")
             return None
-        costs, bound = settings.costs, static_bound if settings.planner == "static" else lower_bound
+        costs, bound = settings.costs, PLANNERS[settings.planner].bound
         bounds = [costs.seconds(bound(lengths, settings) + costs.step) for lengths in self.steps]
         return Candidate(changes, config, settings, sum(bounds) / len(bounds))
 
@@ -248,7 +247,7 @@ def tuned_static(
     clock: Callable[[], float] = time.monotonic,
 ) -> Search:
     """Search the fastest settings of the static planner for a config; arguments as of `search`."""
-    static = config.model_copy(update={"planner": config.planner.model_copy(update={"name": "static"})})
+    static = config.model_copy(update={"planner": config.planner.model_copy(update={"name": BASELINE})})
     return search(static, steps, deadline, shown=1, with_own=with_own, clock=clock)
 
 

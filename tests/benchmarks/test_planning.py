@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks import planning
 from benchmarks.traces import compute_only, draw, settings_of
-from engine.planner.make import PLANNERS
 from engine.planner.plan.emit import emit
+from engine.planner.planners import PLANNERS
 from tests.benchmarks.rows import measured
 
 

@@ -21,7 +21,7 @@ from typer.main import get_command
 from bytescale_cli.completion import SHELLS, candidates, split
 from bytescale_cli.main import app, run
 from engine.config import keys, tree
-from engine.planner.make import PLANNERS
+from engine.planner.planners import PLANNERS
 from tests.bytescale_cli.screen import open_terminal
 from tests.processor import processor_seconds
 

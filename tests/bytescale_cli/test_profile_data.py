@@ -12,7 +12,7 @@ import pytest
 
 from bytescale_cli import profile_data
 from bytescale_cli.main import run
-from engine.planner.make import PLANNERS
+from engine.planner.planners import PLANNERS
 
 PROMISED = {"samples", "tokens", "p50", "p90", "p99", "max", "buckets", "suggested_capacity", "suggested_ring_limit"}
 SMALL = ["lengths=github", "lengths.max=8K", "batch_tokens=32K", "context=8K", "capacity=2K"]

@@ -16,7 +16,8 @@ from engine.fit.estimate import estimate
 from engine.fit.largest import among, largest_capacity, least_nodes, least_ranks, longest_context, named_ratio, of_ranks
 from engine.fit.problem import fit_problem
 from engine.planner.checks import check_longest
-from engine.planner.make import PLANNERS, plan_step
+from engine.planner.make import plan_step
+from engine.planner.planners import PLANNERS
 from engine.planner.settings import PlanSettings
 from tests.planner.samples import ints, settings
 from tests.presets import LLAMA3_8B_2M, LLAMA7B_2M, LLAMA7B_256K

@@ -19,10 +19,10 @@ from engine.config.units import format_apart
 from engine.cost import budget
 from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
 from engine.fit.largest import largest_capacity
-from engine.planner import make
-from engine.planner.make import MOST_SEQUENCES, PLANNERS, plan_step
+from engine.planner.make import MOST_SEQUENCES, plan_step
 from engine.planner.plan.emit import emit
 from engine.planner.plan.step_plan import StepPlan
+from engine.planner.planners import PLANNERS
 from engine.planner.proof.verify import verify
 from engine.planner.settings import PlanSettings
 from engine.units import PPM
@@ -117,7 +117,8 @@ def test_hdp_gives_each_sequence_the_fewest_ranks_that_hold_it(planner: str) -> 
 
 IN_ANOTHER_PROCESS = """
 import numpy as np
-from engine.planner.make import PLANNERS, plan_step
+from engine.planner.make import plan_step
+from engine.planner.planners import PLANNERS
 from tests.planner.samples import settings
 lengths = np.random.default_rng(3).integers(1, 200, 90)
 for planner in PLANNERS:
@@ -295,7 +296,7 @@ def test_a_planner_that_breaks_a_rule_is_caught(mode: str, monkeypatch: pytest.M
     def broken(step: np.ndarray, asked: object) -> StepPlan:
         return emit("broken", "free", 4, 16, step, [[(0, (0, 1))], [(1, (2,))]])
 
-    monkeypatch.setitem(make.PLANNERS, "balanced", broken)
+    monkeypatch.setitem(PLANNERS, "balanced", replace(PLANNERS["balanced"], plan=broken, modes=("free",)))
     with pytest.raises(PlanError, match="rank 2 holds 17 tokens") as caught:
         plan_step(ints(9, 17), settings(mode=mode))
     assert caught.value.rule == 2
@@ -303,7 +304,8 @@ def test_a_planner_that_breaks_a_rule_is_caught(mode: str, monkeypatch: pytest.M
 
 def test_a_planner_that_plans_other_sequences_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_step(ints(9, 12), settings())
-    monkeypatch.setitem(make.PLANNERS, "balanced", lambda step, asked: replace(plan, lengths=ints(9, 11)))
+    other = replace(PLANNERS["balanced"], plan=lambda step, asked: replace(plan, lengths=ints(9, 11)))
+    monkeypatch.setitem(PLANNERS, "balanced", other)
     with pytest.raises(PlanError, match="differ from the given ones") as caught:
         plan_step(ints(9, 12), settings())
     assert caught.value.rule == 0

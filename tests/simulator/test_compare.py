@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from engine.config.load import load
-from engine.planner.make import PLANNERS, plan_step
+from engine.planner.make import plan_step
+from engine.planner.planners import PLANNERS
 from engine.planner.settings import PlanSettings
 from engine.simulator.compare import BASELINE, TUNED, compare, rows
 from engine.simulator.facts import Facts, outcome

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.planner.make import PLANNERS, plan_step
+from engine.planner.make import plan_step
 from engine.planner.plan.emit import Group, emit
 from engine.planner.plan.loads import micro_tokens
 from engine.planner.plan.modes import lockstep
+from engine.planner.planners import PLANNERS
 from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import balance, simulate, useful
 from tests.planner.samples import COSTS, ints, lengths, settings

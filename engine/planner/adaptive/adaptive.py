@@ -15,6 +15,7 @@ from engine.planner.adaptive.pipeline import pipeline_plan
 from engine.planner.adaptive.slots import price, slot_candidates, slots_plan
 from engine.planner.adaptive.workload import lower_bound, workload_of
 from engine.planner.baselines.static import static
+from engine.planner.plan import rings
 from engine.planner.plan.modes import lockstep
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -51,6 +52,11 @@ def adaptive(lengths: Ints, settings: PlanSettings) -> StepPlan:
     return plan
 
 
+def peers(settings: PlanSettings) -> Ints:
+    """Return the ranks that folded rings may connect to each rank, [P, N]: at most two ranks, or two teams, away."""
+    return rings.peers(settings, rings.HOP * settings.costs.rates.team)
+
+
 def _in_free_mode(lengths: Ints, settings: PlanSettings) -> StepPlan:
     """Plan in free mode: the best of the candidates with and without offload and, for few sequences, of `static`."""
     # Cost. With offload, a sequence fits on a ring of fewer ranks, so the bound may be lower.
@@ -69,7 +75,7 @@ def _in_free_mode(lengths: Ints, settings: PlanSettings) -> StepPlan:
     # Emit. For few sequences, compare with the plan of `static`.
     plan = free_plan(without, best, settings)
     if len(lengths) <= min(_FEW_PER_RANK * settings.ranks, LARGE):
-        other_plan = replace(static(lengths, settings), planner=plan.planner)
+        other_plan = replace(static(lengths, settings, rings.HOP), planner=plan.planner)
         plan = min(plan, other_plan, key=lambda one: makespan(one, settings))
     return plan
 

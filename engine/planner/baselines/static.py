@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.planner.baselines.pack import best_bins
 from engine.planner.plan.emit import Placement, build
+from engine.planner.plan.rings import folded
 from engine.planner.plan.rows import grouped, row_of_each
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -31,14 +32,20 @@ class Mesh(NamedTuple):
     group: Ints  # [M]
 
 
-def static(lengths: Ints, settings: PlanSettings) -> StepPlan:
-    """Plan a step in free mode on a mesh of DP x CP ranks; every sequence is split over all CP ranks of its group."""
+def static(lengths: Ints, settings: PlanSettings, hop: int | None = None) -> StepPlan:
+    """Plan a step in free mode on a mesh of DP x CP ranks; every sequence is split over all CP ranks of its group.
+
+    Rings are in ascending order. With `hop`, those whose last and first rank are further apart than that are folded.
+    """
     mesh = assigned(lengths, settings)
     micro_batch, first = np.empty_like(lengths), np.empty_like(lengths)
     micro_batch[mesh.sequences] = row_of_each(mesh.start)
     first = mesh.group[micro_batch] * mesh.cp
     ring_start = np.arange(len(lengths) + 1) * mesh.cp
-    ring_ranks = (first[:, None] + np.arange(mesh.cp)).ravel()
+    order = np.arange(mesh.cp)
+    if hop is not None and hop < min(mesh.cp - 1, settings.ranks - mesh.cp + 1):
+        order = folded(0, mesh.cp, settings.ranks)
+    ring_ranks = (first[:, None] + order).ravel()
     placed = Placement(lengths, micro_batch, ring_start, ring_ranks)
     return build("static", "free", settings.ranks, settings.capacity, placed)
 
@@ -67,6 +74,13 @@ def assigned(lengths: Ints, settings: PlanSettings) -> Mesh:
     place_of[ranked] = np.arange(len(ranked))
     start, items = grouped(place_of[bins], len(ranked))
     return Mesh(cp, start, order[items], group)
+
+
+def peers(settings: PlanSettings) -> Ints:
+    """Return the ranks before and after each rank in the rings of its group, [P, 2]."""
+    cp, rank = degree(settings), np.arange(settings.ranks)[:, None]
+    first = rank - rank % cp
+    return first + (rank - first + np.array([-1, 1])) % cp
 
 
 def degree(settings: PlanSettings) -> int:

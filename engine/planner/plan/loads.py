@@ -56,14 +56,18 @@ def micro_loads(plan: StepPlan) -> tuple[Ints, Ints]:
     return _micro_loads(*plan_arrays, plan.micro_batches, rounds_per_call(plan.stages))
 
 
-def peers(plan: StepPlan) -> Ints:
-    """Return the number of distinct ranks that each rank sends to or receives from, [P]."""
+def near(plan: StepPlan) -> Ints:
+    """Return the ranks that each shard is sent to or received from, [K, N]."""
     largest = int(plan.team.max())
     hops = [plan.next_shard] + [plan.mates(turn) for turn in range(1, largest)]
     if largest > 1:  # expert counts go to the next part
         hops.append(plan.hops(np.ones_like(plan.team)))
-    near = _near(np.stack(hops), plan.ring_ranks)
-    return _peers(plan.micro_start, plan.shard_start, plan.shard_order, near)
+    return _near(np.stack(hops), plan.ring_ranks)
+
+
+def peers(plan: StepPlan) -> Ints:
+    """Return the number of distinct ranks that each rank sends to or receives from, [P]."""
+    return _peers(plan.micro_start, plan.shard_start, plan.shard_order, near(plan))
 
 
 class InFlight(NamedTuple):

@@ -16,7 +16,10 @@ from __future__ import annotations
 import numpy as np
 
 from engine.compiled import njit
+from engine.planner.settings import PlanSettings
 from engine.units import Ints
+
+HOP = 2  # most ranks that a hop of a folded ring goes on
 
 
 def folded(first: int, degree: int, ranks: int) -> Ints:
@@ -44,6 +47,12 @@ def all_folded(first: Ints, degree: Ints) -> tuple[Ints, Ints]:
             offset = 2 * part if 2 * part < degree[ring] else 2 * (degree[ring] - part) - 1
             ranks[start[ring] + part] = first[ring] + offset
     return start, ranks
+
+
+def peers(settings: PlanSettings, hop: int = HOP) -> Ints:
+    """Return the ranks at most `hop` away from each rank, in a circle of all ranks, [P, 2 hop]."""
+    hops = np.concatenate([np.arange(-hop, 0), np.arange(1, hop + 1)])
+    return (np.arange(settings.ranks)[:, None] + hops) % settings.ranks
 
 
 def least_busy(load: Ints, degree: int) -> int:

@@ -133,3 +133,20 @@ def crossed_shard(
                 return shard, turn
             sender[target], latest[target] = source, place[following]
     return -1, 0
+
+
+@njit
+def stranger(ring_ranks: Ints, near: Ints, named: Ints) -> tuple[int, int]:
+    """Return the first shard k and n such that its rank and near[k, n] differ, and neither names the other; or -1, 0.
+
+    Rank r names the ranks named[r].
+    """
+    for shard in range(len(near)):
+        rank = ring_ranks[shard]
+        for at in range(near.shape[1]):
+            other, found = near[shard, at], near[shard, at] == rank
+            for place in range(named.shape[1]):
+                found = found or named[rank, place] == other or named[other, place] == rank
+            if not found:
+                return shard, at
+    return -1, 0

@@ -28,6 +28,7 @@ from engine.planner.plan.gangs import components
 from engine.planner.plan.order import node_order, out_of_order
 from engine.planner.plan.rows import first_out_of_range, first_short_row, first_true
 from engine.planner.plan.step_plan import StepPlan
+from engine.planner.planners import PLANNERS
 from engine.planner.proof.checks import (
     above,
     crossed_shard,
@@ -38,6 +39,7 @@ from engine.planner.proof.checks import (
     not_once,
     on_other_rank,
     out_of_slot,
+    stranger,
     uneven_team,
 )
 from engine.planner.settings import PlanSettings
@@ -57,7 +59,7 @@ def verify(plan: StepPlan, settings: PlanSettings) -> None:
     rule_4_no_deadlock(plan)
     rule_5_slots(plan)
     rule_6_messages(plan)
-    rule_7_peers(plan, settings.max_peers)
+    rule_7_peers(plan, settings)
 
 
 def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
@@ -234,12 +236,26 @@ def rule_6_messages(plan: StepPlan) -> None:
             raise PlanError(6, f"rank {sender} sends slice {at} later than rank {receiver} expects it")
 
 
-def rule_7_peers(plan: StepPlan, most: int) -> None:
-    """No rank has more than `most` distinct peers, because each peer costs memory."""
+def rule_7_peers(plan: StepPlan, settings: PlanSettings) -> None:
+    """No rank has more peers than `max_peers`, because each costs memory, or a peer that the planner does not name.
+
+    Ranks connect to all peers that the planner names before the first step. With NCCL, a message to another one would
+    build a connection in the middle of a step.
+    """
     peers = loads.peers(plan)
     rank = int(peers.argmax())
-    if peers[rank] > most:
-        raise PlanError(7, f"rank {rank} has {peers[rank]} peers, more than {most}")
+    if peers[rank] > settings.max_peers:
+        raise PlanError(7, f"rank {rank} has {peers[rank]} peers, more than {settings.max_peers}")
+    named = np.ascontiguousarray(PLANNERS[settings.planner].peers(settings), dtype=np.int64)
+    if named.ndim != 2 or len(named) != plan.ranks:
+        raise PlanError(7, f"{settings.planner} names peers of shape {named.shape}, not [{plan.ranks}, N]")
+    near = loads.near(plan)
+    shard, at = stranger(plan.ring_ranks, near, named)
+    if shard >= 0:
+        one, other = plan.ring_ranks[shard], near[shard, at]
+        raise PlanError(
+            7, f"ranks {one} and {other} exchange messages, but {settings.planner} does not name them peers"
+        )
 
 
 def _changes_ring(plan: StepPlan) -> int:

@@ -13,9 +13,10 @@ from engine.config.load import load
 from engine.data.lengths import step_lengths
 from engine.data.mixes import draw_documents
 from engine.planner.adaptive.workload import lower_bound
-from engine.planner.make import PLANNERS, plan_step
+from engine.planner.make import plan_step
 from engine.planner.plan.loads import micro_tokens
 from engine.planner.plan.modes import lockstep
+from engine.planner.planners import PLANNERS
 from engine.planner.proof.verify import verify
 from engine.planner.settings import PlanSettings
 from engine.planner.time.makespan import makespan

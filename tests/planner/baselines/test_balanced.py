@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.planner.make import PLANNERS, plan_step
+from engine.planner.make import plan_step
+from engine.planner.planners import PLANNERS
 from engine.simulator.timeline import balance, simulate
 from engine.units import Ints
 from tests.planner.samples import ints, settings

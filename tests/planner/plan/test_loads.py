@@ -5,9 +5,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.planner.make import PLANNERS, plan_step
+from engine.planner.make import plan_step
 from engine.planner.plan import loads, schedule
 from engine.planner.plan.emit import emit
+from engine.planner.planners import PLANNERS
 from tests.planner.samples import COSTS, RATES, ints, lengths, settings, staged_costs
 
 

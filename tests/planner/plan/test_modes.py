@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.planner.make import PLANNERS, plan_step
+from engine.planner.make import plan_step
 from engine.planner.plan.emit import emit
 from engine.planner.plan.modes import lockstep
 from engine.planner.plan.step_plan import StepPlan
+from engine.planner.planners import PLANNERS
 from engine.planner.proof.verify import verify
 from tests.planner.executor import finishes
 from tests.planner.samples import by_hand, ints, lengths, settings

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import PlanError
-from engine.planner.make import PLANNERS, plan_step
+from engine.planner.make import plan_step
 from engine.planner.plan.emit import emit
 from engine.planner.plan.order import (
     Action,
@@ -24,6 +24,7 @@ from engine.planner.plan.order import (
     topological,
 )
 from engine.planner.plan.step_plan import StepPlan
+from engine.planner.planners import PLANNERS
 from tests.planner.pipelines import aligned_pipelines, any_pipelines, passes_agree, staged
 from tests.planner.samples import by_hand, ints, lengths, settings
 

@@ -17,6 +17,7 @@ from engine.cost.model import Costs
 from engine.cost.times import rounds_per_call
 from engine.planner.plan import schedule
 from engine.planner.plan.step_plan import StepPlan
+from engine.planner.planners import PLANNERS
 from engine.planner.settings import PlanSettings
 from tests.planner.executor import order_of, slices_in_order
 
@@ -326,4 +327,6 @@ def _peers(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micro
         for at, rank in enumerate(ring):
             near = [at - 1, at + 1, at - team, at + team, *_mates(at, team)]
             peers[rank] |= {ring[other % len(ring)] for other in near} - {rank}
-    return all(len(found) <= settings.max_peers for found in peers.values())
+    named = PLANNERS[settings.planner].peers(settings)
+    known = all(other in named[rank] or rank in named[other] for rank, found in peers.items() for other in found)
+    return known and all(len(found) <= settings.max_peers for found in peers.values())

@@ -13,7 +13,8 @@ from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
 from engine.cost.times import Rates, shared
 from engine.planner.adaptive.workload import lower_bound
-from engine.planner.make import PLANNERS, plan_step
+from engine.planner.make import plan_step
+from engine.planner.planners import PLANNERS
 from engine.planner.time.bound import fastest, least_degree, least_degree_near, ring_time
 from engine.simulator.timeline import simulate
 from engine.units import PPM
