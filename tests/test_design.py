@@ -10,7 +10,6 @@ import pytest
 
 from engine.config.schema import Data
 from engine.data.runtime.runtimes import RUNTIMES
-from engine.data.sources.formats import FORMATS
 from tests.layers import LAYERS
 
 ROOT = Path(__file__).parents[1]
@@ -63,6 +62,5 @@ def test_the_entry_points_for_additions_are_where_the_table_says(file: str, name
 
 
 def test_the_schema_names_what_the_tables_have() -> None:
-    """The map tells whoever adds a format to name it in the schema too."""
-    assert set(get_args(Data.model_fields["format"].annotation)) == {"tokens", *FORMATS}
+    """The map tells whoever adds a runtime to name it in the schema too."""
     assert set(get_args(Data.model_fields["runtime"].annotation)) == set(RUNTIMES)

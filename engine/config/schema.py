@@ -170,7 +170,8 @@ class Balance(Section):
 
 
 _Path = Annotated[str, Field(min_length=1)]
-_Format = Literal["folder", "jsonl", "parquet", "arrow", "tokens"]
+FORMATS = "engine.data.sources.formats:FORMATS"
+_Format = Annotated[str, Choice(FORMATS, others=("tokens",))]
 _Encoding = Literal["utf-8", "bytes"]
 # A line's end is hard to type in a shell: `\n` stands for it, as in YAML's double quotes.
 _Separator = Annotated[

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from engine.config.schema import Data
+from engine.config.schema import FORMATS, Data
+from engine.tables import imported
 
 # Values of data.path that are no paths: the source files of Python's standard library, a document each, or most of them
 # line by line
 BUILT_IN = ("stdlib", "stdlib-lines")
 ONLY = "data"  # name of the source of a config without data.sources
-PATTERNS = {  # of a source with another format than data.format; those of recipes/data
-    "folder": "**/*",
-    "jsonl": "**/*.jsonl*",
-    "parquet": "**/*.parquet",
-    "arrow": "**/*.arrow",
-    "tokens": "**/*",
-}
+
+
+def pattern_of(format: str) -> str:
+    """Return data.pattern of a source with another format than data.format, and of recipes/data."""
+    return "**/*" if format == "tokens" else imported(FORMATS)[format].pattern
 
 
 def source_configs(data: Data) -> dict[str, Data]:
@@ -25,6 +24,6 @@ def source_configs(data: Data) -> dict[str, Data]:
     for name, source in data.sources.items():
         own = source.model_dump(exclude_none=True)
         if own.get("format", data.format) != data.format:
-            own = {"pattern": PATTERNS[own["format"]], "separator": None, **own}
+            own = {"pattern": pattern_of(own["format"]), "separator": None, **own}
         found[name] = data.model_copy(update={**own, "name": name, "sources": {}, "mix": ()})
     return found

@@ -22,8 +22,6 @@ from engine.errors import DataError
 from engine.files import write_durably
 from engine.readers import open_regular, parse_line
 
-_CLASSES = {form.block.__name__: form.block for form in FORMATS.values()}
-
 
 def write_blocks(path: Path, blocks: Mapping[str, Sequence[Block]], tokenizer: str | None) -> None:
     """List the blocks of all sources of texts, with the fingerprint of their tokenizer; None if there are none.
@@ -41,6 +39,7 @@ def read_blocks(path: Path) -> tuple[dict[str, list[Block]], str | None]:
 
     Raises DataError if another version of this program has listed them.
     """
+    classes = {form.block.__name__: form.block for form in FORMATS.values()}
     try:
         with open_regular(path) as file:
             first = parse_line(file.readline())
@@ -48,7 +47,7 @@ def read_blocks(path: Path) -> tuple[dict[str, list[Block]], str | None]:
             blocks: dict[str, list[Block]] = {name: [] for name in first["sources"]}
             for line in file:
                 name, kind, values = parse_line(line)
-                blocks[name].append(_CLASSES[kind](**{key: _value(value) for key, value in values.items()}))
+                blocks[name].append(classes[kind](**{key: _value(value) for key, value in values.items()}))
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError) as error:
         message, hint = "does not list the blocks of a run of this version", "resume the run, which writes it again"
         raise DataError(message, key=str(path), hint=hint) from error

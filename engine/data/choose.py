@@ -15,19 +15,18 @@ from typing import NamedTuple
 from engine.config import schema
 from engine.config.load import load, read_resolved
 from engine.config.overrides import quoted
-from engine.config.sources import BUILT_IN, PATTERNS
+from engine.config.sources import BUILT_IN, pattern_of
 from engine.config.units import counted
 from engine.data.sources.compressed import SUFFIXES, unpacked
 from engine.data.sources.content import HEAD, check, is_json_array, is_json_lines, recognise
 from engine.data.sources.files import below, kind, matches, reading, split_glob
 from engine.data.sources.folder import LINES, STDLIB
+from engine.data.sources.formats import FORMATS
 from engine.data.sources.urls import is_url
 from engine.errors import ConfigError, DataError
 from engine.run.folder import RunFolder
 
 _HEAD = 1 << 20  # bytes of a file that are looked at: a line of JSON may be long
-_WORDS = {"jsonl": "JSON lines", "parquet": "Parquet", "arrow": "Arrow", "tokens": "tokens", "folder": "text"}
-_NAMES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
 # Files that lie beside documents and say what they are
 _BESIDE = re.compile(r"(?i)^(readme|licen[sc]e|notice|citation|changelog)|\.(md|json|ya?ml)$")
 _OTHER = "other"  # what no format reads: images, or the tokens of a token file
@@ -96,7 +95,7 @@ def choose(data: schema.Data, pattern: str | None = None) -> Choice | None:
     patterns = {text for one in found for text in one.overrides if text.startswith("data.pattern=")}
     if len(formats) > 1 or len(patterns) > 1 or any(text.startswith("data.path=") for text in found[0].overrides):
         raise _ambiguous(data.path_text, formats, "names", "path")
-    return Choice(found[0].format, found[0].overrides, f"{len(found)} paths with {_WORDS[found[0].format]}")
+    return Choice(found[0].format, found[0].overrides, f"{len(found)} paths with {_words(found[0].format)}")
 
 
 def _choose(path: str, pattern: str | None) -> Choice | None:
@@ -108,9 +107,9 @@ def _choose(path: str, pattern: str | None) -> Choice | None:
         prefix = path.removesuffix(".idx").removesuffix(".bin")
         if all(Path(f"{prefix}{ending}").is_file() for ending in (".idx", ".bin")):
             return _tokens(prefix)
-    name = _NAMES.get(_suffix(path)[0])
+    name = _by_suffix(path)
     if is_url(path) and name is not None:
-        return Choice(name, [f"data={name}"], f"{_WORDS[name]} by its name")  # without a look through the network
+        return Choice(name, [f"data={name}"], f"{_words(name)} by its name")  # without a look through the network
     found = kind(path)
     if found == "file":
         return _of_file(path)
@@ -139,7 +138,7 @@ def _of_file(path: str) -> Choice:
         with unpacked(path) as file:
             check(file.read(HEAD), "jsonl", path, path)
     if format not in ("folder", _OTHER):
-        return Choice(format, [f"data={format}"], _WORDS[format])
+        return Choice(format, [f"data={format}"], _words(format))
     folder, name = posixpath.split(path)
     inside = [f"data.path={quoted(folder or '.')}", f"data.pattern={quoted(glob.escape(name))}"]
     return Choice("folder", ["data=folder", *inside], "one text")
@@ -175,7 +174,7 @@ def _of_files(path: str, root: str, names: Sequence[str], globbed: bool) -> Choi
         if common and len(suffixes) > 1:
             chosen, named = [name for name in chosen if name.endswith(common)], f" named *{common}"
     left = len(names) - len(chosen)
-    found = f"{counted(len(chosen), 'file')} of {_WORDS[format]}{named}"
+    found = f"{counted(len(chosen), 'file')} of {_words(format)}{named}"
     found += f" ({counted(left, 'other file')} {'is' if left == 1 else 'are'} not read)" if left else ""
     overrides = [f"data={format}"]
     if not globbed:
@@ -190,9 +189,9 @@ def _of_files(path: str, root: str, names: Sequence[str], globbed: bool) -> Choi
 def _pattern(format: str, chosen: Sequence[str], names: Sequence[str], path: str) -> list[str]:
     """Return the override that selects the `chosen` files among all; none if the pattern of the format does."""
     suffixes = {"".join(_suffix(name)) for name in chosen}
-    for pattern in (PATTERNS[format], *(f"**/*{suffix}" for suffix in sorted(suffixes)), "**/*"):
+    for pattern in (pattern_of(format), *(f"**/*{suffix}" for suffix in sorted(suffixes)), "**/*"):
         if [name for name in names if matches(name, pattern)] == [*chosen]:
-            return [] if pattern == PATTERNS[format] else [f"data.pattern={quoted(pattern)}"]
+            return [] if pattern == pattern_of(format) else [f"data.pattern={quoted(pattern)}"]
     if format == "folder":  # with files that are no text
         return []
     hint = f"set data={format} and data.pattern, for example data.pattern='**/*{min(suffixes)}'"
@@ -207,6 +206,16 @@ def _suffix(name: str) -> tuple[str, str]:
     return posixpath.splitext(stem)[1], suffix
 
 
+def _by_suffix(path: str) -> str | None:
+    """Return the format that the name of a file says; None if it says none."""
+    suffix = _suffix(path)[0]
+    return next((name for name, form in FORMATS.items() if suffix in form.suffixes), None)
+
+
+def _words(format: str) -> str:
+    return "tokens" if format == "tokens" else FORMATS[format].words
+
+
 def _format(path: str) -> str:
     """Return the format of a file by its content, `other` if no format reads it."""
     try:
@@ -215,11 +224,11 @@ def _format(path: str) -> str:
     except DataError as error:
         if isinstance(error.__cause__, OSError):
             raise
-        return _NAMES.get(_suffix(path)[0], _OTHER)  # what reads it says what is wrong
+        return _by_suffix(path) or _OTHER  # what reads it says what is wrong
     found = recognise(head)
     if found is not None:
-        return found.format if found.format in PATTERNS else "tokens" if "token file" in found.says else _OTHER
-    named = _NAMES.get(_suffix(path)[0]) == "jsonl" and head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[", b"")
+        return found.format if found.format in FORMATS else "tokens" if "token file" in found.says else _OTHER
+    named = _by_suffix(path) == "jsonl" and head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[", b"")
     if named or is_json_lines(head, path) or is_json_array(head):
         return "jsonl"  # which refuses an array, and says how to write it
     return "folder"
@@ -227,8 +236,10 @@ def _format(path: str) -> str:
 
 def _ambiguous(path: str, counts: Mapping[str, int], verb: str, noun: str) -> ConfigError:
     """Create the error for documents of several formats, of which a user has to choose one."""
-    parts = [f"{counted(count, noun)} of {_WORDS.get(one, 'another kind')}" for one, count in counts.items()]
-    ways = [f"data={one}" for one in counts if one in PATTERNS]
+    parts = [
+        f"{counted(count, noun)} of {'another kind' if one == _OTHER else _words(one)}" for one, count in counts.items()
+    ]
+    ways = [f"data={one}" for one in counts if one != _OTHER]
     several = f"choose one: {' or '.join(ways)}, and data.pattern to select its files"
     hint = several if len(ways) > 1 else "name only the files of one format and suffix"
     return ConfigError(f"{verb} {' and '.join(parts)}", key=f"data.path={shlex.quote(path)}", hint=hint)

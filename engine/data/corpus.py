@@ -199,12 +199,8 @@ class TextCorpus:
         # Files may have been moved when a run is resumed, so the folder that has them all does not count.
         begin = 0 if not folders or any(map(is_url, folders)) else len(posixpath.commonpath(folders))
         for block in self.texts.blocks:
-            how = {key: value for key, value in vars(block).items() if key not in ("path", "root")}
-            for key, unset in (("separator", None), ("read_lately", "")):
-                if how.get(key) == unset:  # blocks of versions that knew neither had no such field
-                    how.pop(key, None)
             names = [path[begin:] for path in _absolute(block)]
-            found.update(repr((how, names, block.size)).encode("utf-8", "surrogateescape"))
+            found.update(repr((block.reading, names, block.size)).encode("utf-8", "surrogateescape"))
         return found.hexdigest()
 
     def size(self, block: int) -> int:

@@ -112,7 +112,8 @@ def part_path(tokens: Tokens, folder: Path, block: Block) -> Path:
     """Return the prefix of the token file of a block in `folder`. It changes with its files' sizes and times."""
     stamps = [stamp(path) for path in block.files]
     # With another number, a document that was left out may be an error.
-    key = repr((SCHEMA, _DOCUMENTS_VERSION, tokens.fingerprint, tokens.quarantine_after, block, stamps))
+    version = f"{SCHEMA}, {_DOCUMENTS_VERSION}, {tokens.fingerprint!r}, {tokens.quarantine_after}"
+    key = f"({version}, {block.signature}, {stamps})"
     name = blake2b(key.encode("utf-8", "surrogateescape"), digest_size=_HASH_BYTES).hexdigest()
     return folder / name[:2] / name
 

@@ -17,12 +17,9 @@ import numpy as np
 
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus
 from engine.data.parts import LeftOut
-from engine.data.sources.folder import FolderBlock
-from engine.data.sources.jsonl import JsonlBlock, byte_place, line_places
+from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import Block
 from engine.errors import DataError
-
-_INSIDE = re.compile(r":(\d+|byte \d+|row \d+|batch \d+:row \d+)$")  # of a place, after the path
 
 
 class Known(NamedTuple):
@@ -67,7 +64,7 @@ def places_of(corpora: Sequence[Corpus], documents: Iterable[Known]) -> dict[Kno
     blocks = defaultdict[tuple[str, int], list[Known]](list)
     for document in documents:
         blocks[document.source, document.block].append(document)
-    lines = defaultdict[str, list[Known]](list)  # by path
+    placed = defaultdict[tuple[str, ...], list[tuple[Block, Known]]](list)  # by the files of their blocks
     for (source, number), wanted in blocks.items():
         corpus = named.get(source)
         if corpus is None:
@@ -79,12 +76,13 @@ def places_of(corpora: Sequence[Corpus], documents: Iterable[Known]) -> dict[Kno
             (problem,) = error.problems
             found |= dict.fromkeys(wanted, Place(None, f"{problem.key}: {problem.message}"))
             continue
-        placed = [one for one in wanted if found[one].place is not None]
-        if placed and isinstance(corpus, TextCorpus) and isinstance(block := corpus.texts.blocks[number], JsonlBlock):
-            lines[block.path] += placed
-    for path, wanted in lines.items():
-        numbered = line_places(path, {found[one].place or "" for one in wanted})
-        found |= {one: found[one]._replace(place=numbered[found[one].place or ""]) for one in wanted}
+        there = [one for one in wanted if found[one].place is not None]
+        if there and isinstance(corpus, TextCorpus):
+            block = corpus.texts.blocks[number]
+            placed[tuple(block.files)] += [(block, one) for one in there]
+    for of_files in placed.values():
+        names = of_files[0][0].named({found[one].place or "" for _, one in of_files})
+        found |= {one: found[one]._replace(place=names[found[one].place or ""]) for _, one in of_files}
     return found
 
 
@@ -162,33 +160,26 @@ def _ordinals(blocks: Sequence[Block], place: str) -> Iterator[tuple[int, int | 
 
     None in place of the number stands for all documents of the block: the place is a file with several documents.
     """
-    inside, wanted = _INSIDE.search(place), dict[str, str | None]()  # the place in each file, as its blocks name it
+    forms = "|".join(form.inside for form in FORMATS.values() if form.inside)
+    inside, wanted = (
+        re.search(rf":({forms})$", place),
+        dict[str, str | None](),
+    )  # the place in each file, as blocks name it
     path = place[: inside.start()] if inside else place
     for number, block in enumerate(blocks):
-        for index, file in enumerate(block.files):
+        for file in block.files:
             if _same(file, place):
                 if len(block.files) == 1:
                     yield number, None
-                elif isinstance(block, FolderBlock) and block.separator is not None:
-                    inside_it = (
-                        at for at, one in enumerate(block.documents()) if file in (one.place, _file(one.place))
-                    )
-                    yield from ((number, at) for at in inside_it)
                 else:
-                    yield number, index
+                    yield from ((number, at) for at in block.in_file(file))
             elif inside and _same(file, path):
                 if file not in wanted:
-                    is_line = isinstance(block, JsonlBlock) and inside[1].isdecimal()
-                    wanted[file] = byte_place(file, int(inside[1])) if is_line else f"{file}{inside[0]}"
+                    wanted[file] = block.located(file, inside[0])
                 there = wanted[file]
-                if there is not None and not (isinstance(block, JsonlBlock) and not block.has(there)):
+                if there is not None and block.has(there):
                     documents = enumerate(block.documents())
                     yield from ((number, ordinal) for ordinal, one in documents if one.place == there)
-
-
-def _file(place: str) -> str:
-    """Return the path of a place `path:LINE`."""
-    return place.rpartition(":")[0]
 
 
 def _same(file: str, path: str) -> bool:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from engine.config.choices import values_of
 from engine.config.load import load
 from engine.config.resolved import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config, Data, Segment, Source
-from engine.config.sources import PATTERNS, source_configs
+from engine.config.sources import pattern_of, source_configs
 from engine.config.validate import validate
 from engine.errors import ConfigError
 
@@ -250,7 +251,8 @@ def test_the_place_names_the_documents_as_a_user_wrote_them() -> None:
 
 
 def test_a_source_of_another_format_has_its_pattern() -> None:
-    for name, pattern in PATTERNS.items():
+    for name in values_of(Data.model_fields["format"]):
+        pattern = pattern_of(name)
         assert load([f"data={name}", "data.path=a"]).data.pattern == pattern
         other = "jsonl" if name != "jsonl" else "folder"
         one = f"data.sources={{a: {{path: a, format: {name}}}}}"

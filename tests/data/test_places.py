@@ -213,7 +213,7 @@ def test_a_file_is_read_once_for_all_of_its_lines(
     corpus = corpus_of(make_data(path, format="jsonl", cache=str(tmp_path / "cache")))
     passes, line_places = list[str](), jsonl.line_places
     monkeypatch.setattr(
-        "engine.data.places.line_places", lambda path, places: passes.append(path) or line_places(path, places)
+        "engine.data.sources.jsonl.line_places", lambda path, places: passes.append(path) or line_places(path, places)
     )
     assert len(places_of([corpus], known([corpus]))) > 40 and passes == [str(path)]
 

@@ -20,7 +20,6 @@ from engine.data.lint.copies import find_copies, record, write_records
 from engine.data.lint.faults import Limits, faults, ids_of
 from engine.data.lint.findings import CHECKS, Example, Finding, Tally
 from engine.data.lint.reading import blocks_of, documents_of, open_tokens
-from engine.data.sources.jsonl import JsonlBlock
 from engine.data.sources.notes import notes
 from engine.data.sources.source import Block
 from engine.data.tokenizers.load import open_tokenizer
@@ -78,33 +77,31 @@ class _Places:
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self._blocks = blocks
-        self._lines = list[int | None]()  # the number of the first line of each block, where it is known
-        self._next: int | None = None  # that of the next one, if it is in the same file
+        self._before = list[int | None]()  # documents of its file before each block, where it is known
+        self._next: int | None = None  # those before the next one, if it is in the same file
 
     def follow(self, found: Tally) -> None:
         """Note what was found in the next block."""
-        block = self._blocks[len(self._lines)]
-        first = self._next
-        if isinstance(block, JsonlBlock) and block.ranges[0][0] == 0:
-            first = 1
-        self._lines.append(first if isinstance(block, JsonlBlock) else None)
+        block = self._blocks[len(self._before)]
+        before = self._next if block.continues else 0
+        self._before.append(before)
         whole = all(code != "L01" for code, _ in found.findings)
-        self._next = first + found.documents if first is not None and whole else None
+        self._next = before + found.documents if before is not None and whole else None
 
     def exact(self, number: int, example: Example) -> Example:
-        """Return an example of block `number` with the number of its line, if it is one."""
-        block, line = self._blocks[number], self._lines[number]
-        if not isinstance(block, JsonlBlock) or line is None or example.place == block.path:
-            return example
-        return example._replace(place=f"{block.path}:{line + example.number}")
+        """Return an example of block `number` with the number of its line, if it is one, not a whole file."""
+        place = None if example.place in self._blocks[number].files else self._place(number, example.number)
+        return example if place is None else example._replace(place=place)
 
     def of(self, document: int) -> str:
         """Return the place of a document by the number in its record. May read its block again."""
         number, inside = document >> 32, document & 0xFFFFFFFF
-        block, line = self._blocks[number], self._lines[number]
-        if isinstance(block, JsonlBlock) and line is not None:
-            return f"{block.path}:{line + inside}"
-        return next(islice(documents_of(block), inside, None))[0].place
+        return self._place(number, inside) or next(islice(documents_of(self._blocks[number]), inside, None))[0].place
+
+    def _place(self, number: int, inside: int) -> str | None:
+        """Return the place of document `inside` of block `number`, where it follows from the documents before it."""
+        before = self._before[number]
+        return None if before is None else self._blocks[number].place_of(inside, before)
 
 
 def _check_block(

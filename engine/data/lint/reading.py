@@ -10,9 +10,6 @@ from pathlib import Path
 
 from engine.config import schema
 from engine.data.lint.findings import Example, Tally
-from engine.data.sources.arrow import arrow_files
-from engine.data.sources.files import find
-from engine.data.sources.folder import FolderBlock, folder_blocks
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import Block, Document
 from engine.data.token_file import TokenFile
@@ -55,18 +52,17 @@ def blocks_of(data: schema.Data, tally: Tally) -> list[Block]:
         parts = max(1, opened.tokens * opened.dtype.itemsize // _BLOCK_BYTES)
         bounds = [len(opened) * number // parts for number in range(parts + 1)]
         return [TokenBlock(opened.prefix, first, last) for first, last in pairwise(bounds) if last > first]
-    if data.format == "folder":
-        return folder_blocks(data, sized=False)  # a file that cannot be looked up is found when it is read
+    form = FORMATS[data.format]
     try:
-        return FORMATS[data.format].blocks(data)
+        return (form.unsized or form.blocks)(data)
     except DataError as error:
-        files = arrow_files(data) if data.format == "arrow" else find(data)
+        files = form.files(data)
         if len(files) < 2 or error.problems[0].key not in files:
             raise
     blocks = list[Block]()
     for path in files:
         try:
-            blocks += FORMATS[data.format].blocks(data.model_copy(update={"path": path}))
+            blocks += form.blocks(data.model_copy(update={"path": path}))
         except DataError as error:
             tally.add("L01", Example(0, path, error.problems[0].message), error)
             tally.refused += 1
@@ -83,5 +79,6 @@ def documents_of(block: Block) -> Iterator[tuple[Document, bool]]:
             yield document, True
     except DataError as error:
         yield Document(error.problems[0].key or block.files[0], None, problem=error), False
-        if isinstance(block, FolderBlock) and error.problems[0].key in block.files:
-            yield from documents_of(block.after(error.problems[0].key))
+        rest = block.after(error.problems[0].key or "")
+        if rest is not None:
+            yield from documents_of(rest)

@@ -9,7 +9,7 @@ import shlex
 from codecs import BOM_UTF8
 from typing import NamedTuple
 
-from engine.config.sources import PATTERNS
+from engine.config.sources import pattern_of
 from engine.data.sources.files import matches
 from engine.errors import DataError
 from engine.readers import parse_line
@@ -96,7 +96,7 @@ def check(head: bytes, wanted: str, path: str, root: str, arrays: bool = False) 
     if found is not None:
         # Without data.pattern, another format reads files of a folder by their names: it must find this one.
         meant = re.search(r"data=(\w+) data\.path=\{path\}", found.hint)
-        by_name = meant is not None and matches(posixpath.basename(path), PATTERNS[meant[1]])
+        by_name = meant is not None and matches(posixpath.basename(path), pattern_of(meant[1]))
         named, split, join = shlex.quote(root if by_name else path), _with_jq("'.[]'", path), _with_jq(".", path)
         raise DataError(found.says, key=path, hint=found.hint.format(path=named, split=split, join=join))
 

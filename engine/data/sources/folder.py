@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from engine.config import schema
 from engine.config.sources import BUILT_IN
@@ -91,9 +92,18 @@ class FolderBlock(Block):
         begin = str(Path(self.root, "_"))[:-1]  # joining each path takes longer than a look at its file
         return [f"{begin}{name}" for name in self.names.split("\0") if name]
 
-    def after(self, path: str) -> FolderBlock:
-        """Return the block of the files behind `path`."""
-        return replace(self, names="\0".join(self.names.split("\0")[self.files.index(path) + 1 :]))
+    @property
+    def reading(self) -> Mapping[str, Any]:
+        unset = {"root"} if self.separator is not None else {"root", "separator"}
+        return {key: value for key, value in super().reading.items() if key not in unset}
+
+    def in_file(self, file: str) -> Iterable[int]:
+        return [self.files.index(file)] if self.separator is None else super().in_file(file)
+
+    def after(self, file: str) -> Block | None:
+        if file not in self.files:
+            return None
+        return replace(self, names="\0".join(self.names.split("\0")[self.files.index(file) + 1 :]))
 
     @property
     def size(self) -> int:

@@ -2,33 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 from engine.config import schema
-from engine.data.sources.arrow import ArrowBlock, arrow_blocks, arrow_sample
+from engine.data.sources.arrow import ArrowBlock, arrow_blocks, arrow_files, arrow_sample
+from engine.data.sources.files import find
 from engine.data.sources.folder import FolderBlock, folder_blocks, folder_sample
 from engine.data.sources.jsonl import JsonlBlock, jsonl_blocks, jsonl_sample
 from engine.data.sources.parquet import ParquetBlock, parquet_blocks, parquet_sample
 from engine.data.sources.source import Block
+from engine.tables import Table
 
 
-class Format(NamedTuple):
-    """How to read a format: `blocks(data)` splits the documents of a config, to be read in parallel.
+@dataclass(frozen=True)
+class Format:
+    """A format of documents, and what others need to know of it.
 
-    `block` is the class of the blocks, a dataclass of strings, integers and tuples of them (see block_files.py).
-    `sample(data, documents, seed)` returns blocks of about so many random documents, and the fraction of the source
-    that they contain.
+    block: the class of the blocks, a dataclass of strings, integers and tuples of them (see block_files.py), which says
+        what of it names its tokens in the cache, and how its places are named for people (source.py).
+    blocks: splits the documents of a config, to be read in parallel.
+    sample: `sample(data, documents, seed)` returns blocks of about so many random documents, and the fraction of the
+        source that they contain.
+    pattern: the glob of a folder's files, unless a config sets data.pattern.
+    words: what the files contain, for messages.
+    inside: a regular expression of what follows the path in a place of a document; empty if each file is a document.
+    suffixes: of files whose format is recognised by their names.
+    files: lists the files of a config.
+    unsized: `blocks`, but files are not looked at: `data lint` reports those that cannot be read beside other faults.
     """
 
     block: type[Block]
     blocks: Callable[[schema.Data], list[Block]]
     sample: Callable[[schema.Data, int | None, int], tuple[list[Block], float]]
+    pattern: str
+    words: str
+    inside: str
+    suffixes: tuple[str, ...] = ()
+    files: Callable[[schema.Data], list[str]] = find
+    unsized: Callable[[schema.Data], list[Block]] | None = None
 
 
-FORMATS: Mapping[str, Format] = {
-    "folder": Format(FolderBlock, folder_blocks, folder_sample),
-    "jsonl": Format(JsonlBlock, jsonl_blocks, jsonl_sample),
-    "parquet": Format(ParquetBlock, parquet_blocks, parquet_sample),
-    "arrow": Format(ArrowBlock, arrow_blocks, arrow_sample),
-}
+FORMATS: Table[Format] = Table(
+    Format,
+    {
+        "folder": Format(
+            FolderBlock,
+            folder_blocks,
+            folder_sample,
+            pattern="**/*",
+            words="text",
+            inside=r"\d+",
+            unsized=partial(folder_blocks, sized=False),
+        ),
+        "jsonl": Format(
+            JsonlBlock,
+            jsonl_blocks,
+            jsonl_sample,
+            pattern="**/*.jsonl*",
+            words="JSON lines",
+            inside=r"\d+|byte \d+",
+            suffixes=(".jsonl", ".ndjson"),
+        ),
+        "parquet": Format(
+            ParquetBlock,
+            parquet_blocks,
+            parquet_sample,
+            pattern="**/*.parquet",
+            words="Parquet",
+            inside=r"row \d+",
+            suffixes=(".parquet",),
+        ),
+        "arrow": Format(
+            ArrowBlock,
+            arrow_blocks,
+            arrow_sample,
+            pattern="**/*.arrow",
+            words="Arrow",
+            inside=r"batch \d+:row \d+",
+            suffixes=(".arrow",),
+            files=arrow_files,
+        ),
+    },
+)

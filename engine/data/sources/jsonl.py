@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
@@ -61,9 +61,18 @@ class JsonlBlock(Block):
                     document = Document(place, None, problem=error)
                 yield document
 
-    def where(self, place: str) -> str:
-        """Return `path:NUMBER` of a line, which takes a pass over the file up to this line."""
-        return line_places(self.path, [place])[place]
+    def named(self, places: Iterable[str]) -> Mapping[str, str]:
+        return line_places(self.path, places)
+
+    def place_of(self, number: int, before: int) -> str | None:
+        return f"{self.path}:{before + number + 1}"
+
+    @property
+    def continues(self) -> bool:
+        return self.ranges[0][0] > 0
+
+    def located(self, file: str, inside: str) -> str | None:
+        return byte_place(file, int(inside[1:])) if inside[1:].isdecimal() else f"{file}{inside}"
 
     def has(self, place: str) -> bool:
         """Return whether the line at `path:byte OFFSET` begins in this block."""

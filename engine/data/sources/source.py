@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -38,7 +38,8 @@ class Block(Protocol):
     """Documents that are read together, by one process. It is pickled, so it must not contain an open file.
 
     Those of the formats consist of strings, integers and tuples of them, because a run lists them as JSON. Its `repr`
-    says what is read and how, so that it can be recognised later.
+    says what is read and how, so that it can be recognised later. From `signature` on, a format with files of one
+    document each, or with places that need no look at a file, has nothing to define.
     """
 
     @property
@@ -61,9 +62,60 @@ class Block(Protocol):
         """
         ...
 
+    @property
+    def signature(self) -> str:
+        """What is read and how, except for what may change with the files: a part of the block's name in the cache."""
+        return repr(self)
+
+    @property
+    def reading(self) -> Mapping[str, Any]:
+        """How the documents are read, apart from where the files are: a part of the fingerprint of a corpus."""
+        # Blocks of versions that did not know `read_lately` had no such field.
+        return {
+            key: value for key, value in vars(self).items() if key != "path" and (key, value) != ("read_lately", "")
+        }
+
     def where(self, place: str) -> str:
-        """Return the place of one of the documents for people. A line gets its number: a pass over the file."""
-        return place
+        """Return the place of one of the documents for people."""
+        return self.named([place])[place]
+
+    def named(self, places: Iterable[str]) -> Mapping[str, str]:
+        """Return the places of documents for people, by place; also of documents in other blocks of the same files.
+
+        A line gets its number, in one pass over the file.
+        """
+        return {place: place for place in places}
+
+    def place_of(self, number: int, before: int) -> str | None:
+        """Return the place for people of document `number` of the block, with `before` documents earlier in its file.
+
+        None if it does not follow from these.
+        """
+        return None
+
+    @property
+    def continues(self) -> bool:
+        """Whether the file begins in an earlier block."""
+        return False
+
+    def located(self, file: str, inside: str) -> str | None:
+        """Return the place, as `documents` names it, of `inside` in a file, such as `:7`: line 7. None if it has none.
+
+        A line is looked up in the file, which may be in another block.
+        """
+        return f"{file}{inside}"
+
+    def has(self, place: str) -> bool:
+        """Return whether a document at `place` in one of the files can be in this block."""
+        return True
+
+    def in_file(self, file: str) -> Iterable[int]:
+        """Return the numbers of the documents of a file."""
+        return (at for at, one in enumerate(self.documents()) if one.place == file or one.place.startswith(f"{file}:"))
+
+    def after(self, file: str) -> Block | None:
+        """Return the block of what follows a file that cannot be read to its end; None if there is nothing."""
+        return None
 
 
 def usable(block: Block) -> Iterator[Document]:

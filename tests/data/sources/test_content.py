@@ -20,7 +20,6 @@ import pytest
 import zstandard
 
 from engine.config import schema
-from engine.config.sources import PATTERNS
 from engine.data.sources.content import recognise
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import usable
@@ -142,7 +141,7 @@ def test_what_the_hint_says_finds_the_file(
     _, place, hint = refusal(make_data(root))
     path = shlex.split(hint.partition(f"data={form} data.path=")[2].partition(";")[0])[0]
     assert path == (str(root) if by_name else place)
-    blocks = FORMATS[form].blocks(make_data(path, format=form, pattern=PATTERNS[form]))
+    blocks = FORMATS[form].blocks(make_data(path, format=form, pattern=FORMATS[form].pattern))
     assert [document.text for block in blocks for document in usable(block)] == [b"one", b"two"]
 
 
