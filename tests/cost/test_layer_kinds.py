@@ -16,7 +16,7 @@ from engine.cost.sizes import device_parameters, expert_parameters, parameters
 from engine.cost.stages import stages, work_shares
 from engine.cost.times import unsplit
 from engine.family import families
-from engine.family.families import FAMILIES, parameters_of
+from engine.family.families import FAMILIES, family_of, parameters_of
 from engine.family.layers import LayerKind
 from engine.family.parameters import Parameter
 
@@ -55,6 +55,17 @@ def keys(length: int, window: int | None) -> int:
 
 def of_layer(config: Config, number: int) -> list[Parameter]:
     return [one for name, one in parameters_of(config.model).items() if name.startswith(f"layers.{number}.")]
+
+
+@pytest.mark.parametrize(("more", "experts"), [([], False), (EXPERTS, True)])
+def test_windows_repeat_with_the_depth(more: list[str], experts: bool) -> None:
+    model = windowed("model.layers=5", "model.windowed=[false,true,true]", *more).model
+    kinds = ((1, None), (2, WINDOW), (1, None), (1, WINDOW))
+    assert family_of(model).layers(model) == tuple(LayerKind(count, window, experts) for count, window in kinds)
+    every = windowed("model.windowed=[true]", *more).model
+    assert family_of(every).layers(every) == (LayerKind(6, WINDOW, experts),)
+    none = load([*SHAPE, "model.windowed=[false,true]", *more]).model
+    assert family_of(none).layers(none) == (LayerKind(6, None, experts),)
 
 
 def test_flops_of_attention_are_counted_layer_by_layer() -> None:
