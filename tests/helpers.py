@@ -79,6 +79,21 @@ def config(world: int, capacity: int, planner: str, *more: str) -> Config:
     return load([*overrides, f"context={world * capacity}", *(f"model.{m}" for m in model), *sgd, *more])
 
 
+def family(experts: bool, qwen3: bool) -> list[str]:
+    """Overrides that choose a family; the heads of a Qwen3 are wider than hidden size / heads."""
+    name = {(False, False): "llama", (True, False): "mixtral", (False, True): "qwen3", (True, True): "qwen3_moe"}
+    return [f"model.family={name[experts, qwen3]}", *(["model.head_size=12"] if qwen3 else [])]
+
+
+def change_error(name: str, change: Tensor, expected: Tensor, updates: int) -> float:
+    """The error of a parameter's change over some updates in float32: max|a - b| / max|b|.
+
+    Norms of heads change so little that the rounding of a weight near 1, in each update, is not counted.
+    """
+    rounding = updates * 2.0**-24 if name.endswith(("q_norm.weight", "k_norm.weight")) else 0.0
+    return max(0.0, float((change - expected).abs().max()) - rounding) / float(expected.abs().max())
+
+
 def scale_up(parameter: Tensor) -> None:
     """Multiply the weights of a matrix by SCALE; norms stay as they are."""
     with torch.no_grad():

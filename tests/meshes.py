@@ -35,7 +35,7 @@ from engine.trainer.step import RankContext, evaluate, run_step
 from engine.units import PPM
 from engine.zero.shards import gathered, sharded
 from tests.covering import Case
-from tests.helpers import Batch, batch, config, llama, mixtral
+from tests.helpers import Batch, batch, config, family, llama, mixtral
 from tests.planner.pipelines import sliced
 
 CPU, WORLD, CAPACITY, LAYERS = torch.device("cpu"), 4, 40, 5
@@ -52,14 +52,10 @@ def settings_of(case: Case, world: int, capacity: int = CAPACITY) -> Config:
         f"recompute={case['recompute']}",
         f"mlp_tile={case.get('mlp_tile', 0)}",
     ]
-    if balance := case.get("balance"):
-        more += [
-            *EXPERTS,
-            "model.family=mixtral",
-            f"model.experts={case.get('experts', 5)}",
-            f"balance.by={balance}",
-            "balance.bias_rate=0.01",
-        ]
+    balance = case.get("balance")
+    more += family(balance is not None, case.get("qwen3", False))
+    if balance is not None:
+        more += [*EXPERTS, f"model.experts={case.get('experts', 5)}", f"balance.by={balance}", "balance.bias_rate=0.01"]
     mesh = [
         f"parallel.tp={tp}",
         f"parallel.pp={pp}",
@@ -172,9 +168,10 @@ class Alone(NamedTuple):
 
 
 @cache
-def alone(hdp: int, tied: bool, balance: str | None) -> Alone:
+def alone(hdp: int, tied: bool, balance: str | None, qwen3: bool) -> Alone:
     """Run the documents of a mesh of `hdp` HDP ranks through the whole model, in float64 and without recompute."""
-    case: Case = {"tp_pp": (1, 1), "planner": "adaptive", "tied": tied, "recompute": "none", "balance": balance}
+    case: Case = {"tp_pp": (1, 1), "planner": "adaptive", "tied": tied, "recompute": "none"}
+    case |= {"balance": balance, "qwen3": qwen3}
     model, loss, evaluated = whole_of(settings_of(case, hdp), torch.float64), 0.0, 0.0
     table, reader = batch(hdp, CAPACITY)
     for sequence, length in enumerate(table.length.tolist()):
@@ -195,7 +192,7 @@ def compare(case: Case, found: list[dict[str, Any]]) -> float:
     error."""
     settings = settings_of(case, len(found))
     mesh, table = Mesh.of(len(found), settings.parallel), parameters_of(settings.model)
-    expected, worst = alone(mesh.hdp, case["tied"], case.get("balance")), 0.0
+    expected, worst = alone(mesh.hdp, case["tied"], case.get("balance"), case.get("qwen3", False)), 0.0
     ranks = mesh.devices()  # [pp, hdp, tp]
     losses = {"loss": expected.loss} | ({"evaluated": expected.evaluated} if case.get("validates") else {})
     for result, wanted in losses.items():
@@ -229,6 +226,7 @@ class Variant(NamedTuple):
     balance: str | None = None  # of experts
     stage: int = 1
     shared: bool = False  # experts over several HDP ranks
+    qwen3: bool = False
     meshes: Sequence[tuple[int, ...]] = ()  # tp, pp and ep, (1, 1) first
 
 
@@ -240,17 +238,17 @@ EP, WIDE_EP = (1, 1, 2), (1, 1, 4)
 
 VARIANTS = [
     Variant("fp32", tied=False, clip=0.0, meshes=[HDP, TP, PP, BOTH]),
-    Variant("fp32", tied=True, clip=0.4, meshes=[HDP, PP]),
-    Variant("bf16", tied=True, clip=0.4, meshes=[HDP, TP, BOTH]),
+    Variant("fp32", tied=True, clip=0.4, qwen3=True, meshes=[HDP, PP]),
+    Variant("bf16", tied=True, clip=0.4, qwen3=True, meshes=[HDP, TP, BOTH]),
     # With experts the steps diverge without clipping: the norm is 230 in a third one, and errors grow as much.
     Variant("fp32", tied=True, clip=0.4, balance="loss", meshes=[HDP, PP, BOTH]),
-    Variant("fp32", tied=False, clip=0.4, balance="bias", meshes=[HDP, TP, BOTH]),
+    Variant("fp32", tied=False, clip=0.4, balance="bias", qwen3=True, meshes=[HDP, TP, BOTH]),
     # Steps so small that few choices of experts flip.
     Variant("bf16", tied=True, clip=0.1, balance="loss", meshes=[HDP, PP, BOTH]),
-    Variant("fp32", tied=True, clip=0.4, stage=2, meshes=[HDP, TP]),
-    Variant("bf16", tied=True, clip=0.4, stage=3, meshes=[HDP, TP]),
-    Variant("fp32", tied=False, clip=0.4, balance="loss", stage=3, meshes=[HDP, TP]),
-    Variant("fp32", tied=True, clip=0.4, balance="loss", shared=True, meshes=[HDP, EP, WIDE_EP]),
+    Variant("fp32", tied=True, clip=0.4, stage=2, qwen3=True, meshes=[HDP, TP]),
+    Variant("bf16", tied=True, clip=0.4, stage=3, qwen3=True, meshes=[HDP, TP]),
+    Variant("fp32", tied=False, clip=0.4, balance="loss", stage=3, qwen3=True, meshes=[HDP, TP]),
+    Variant("fp32", tied=True, clip=0.4, balance="loss", shared=True, qwen3=True, meshes=[HDP, EP, WIDE_EP]),
     Variant("bf16", tied=False, clip=0.1, balance="loss", shared=True, meshes=[HDP, EP, WIDE_EP]),
     Variant("fp32", tied=False, clip=0.4, balance="bias", stage=2, shared=True, meshes=[HDP, WIDE_EP]),
 ]
@@ -259,7 +257,7 @@ VARIANTS = [
 def zero_settings(mesh: tuple[int, ...], variant: Variant) -> Config:
     """The context is the same on every mesh, so the same documents serve all of them."""
     case = {"tp_pp": mesh, "planner": "adaptive", "tied": variant.tied, "recompute": "none", "balance": variant.balance}
-    case["experts"] = 4 if variant.shared else 5
+    case |= {"experts": 4 if variant.shared else 5, "qwen3": variant.qwen3}
     settings = settings_of(case, WORLD, 2 * CAPACITY * mesh[0] * mesh[1] // WORLD)
     optimizer = settings.optimizer.model_copy(update={"clip_norm": variant.clip})
     zero = settings.zero.model_copy(update={"stage": variant.stage})

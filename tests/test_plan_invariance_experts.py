@@ -33,7 +33,7 @@ from engine.simulator.facts import rank_ring_bytes
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
 from tests.attention.rings import unsplit
-from tests.helpers import FakeReader, batch, config, mixtral, rank_context
+from tests.helpers import FakeReader, batch, config, family, mixtral, rank_context
 from tests.world import run_world
 
 WORLDS = (1, 2, 3, 4)
@@ -41,7 +41,6 @@ CASES = (("static", "free", 16), ("naive", "lockstep", 16), ("balanced", "free",
 BALANCES = ("loss", "bias")
 EXPERTS = [
     "dtype=fp64",
-    "model.family=mixtral",
     "model.experts=5",
     "model.top_k=2",
     "balance.loss_weight=0.5",
@@ -57,7 +56,13 @@ pytestmark = pytest.mark.world
 def cases(world: int) -> Iterator[tuple[str, Config]]:
     for number, (planner, mode, capacity) in enumerate(CASES):
         by = BALANCES[(number + world) % 2]
-        more = [*EXPERTS, f"balance.by={by}", f"balance.bias_rate={RATE}", f"planner.mode={mode}"]
+        more = [
+            *EXPERTS,
+            *family(True, number // 2 == world % 2),
+            f"balance.by={by}",
+            f"balance.bias_rate={RATE}",
+            f"planner.mode={mode}",
+        ]
         yield f"world {world}, {planner}, {mode}, {capacity}, {by}", config(world, capacity, planner, *more)
 
 

@@ -17,18 +17,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.close import error
 from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
 from engine.data.steps import SequenceTable
-from engine.family.families import unnamed
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.trainer.model import make_offload
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
 from tests.covering import Case, every, pairwise
-from tests.helpers import FakeReader, batch, config, model_of, rank_context, steps_alone, table_of
+from tests.helpers import FakeReader, batch, change_error, config, family, model_of, rank_context, steps_alone, table_of
 from tests.world import run_world
 
 FACTORS = {
@@ -38,7 +36,7 @@ FACTORS = {
     "recompute": ("none", "layer", "layer_keep_attention"),
     "experts": (1, 5),
 }
-ALSO = {"tile": (0, 3), "host": (False, True)}  # not among every choice
+ALSO = {"tile": (0, 3), "host": (False, True), "qwen3": (False, True)}  # not among every choice
 WORLDS = (2, 3, 4)  # for every choice
 FEW = (2, 3)  # for any two choices together
 CAPACITY, LR = 16, 2.0
@@ -49,7 +47,7 @@ pytestmark = pytest.mark.world
 def settings_of(world: int, case: Case) -> Config:
     balance = ["balance.loss_weight=0.5", "balance.z_weight=0.1"] if case["experts"] > 1 else []
     memory = [f"zero.stage={case['stage']}", f"recompute={case['recompute']}", f"model.experts={case['experts']}"]
-    memory.append(f"model.family={unnamed(case['experts'])}")
+    memory += family(case["experts"] > 1, case.get("qwen3", False))
     size = ["model.layers=4", f"model.top_k={min(2, case['experts'])}", "optimizer.clip_norm=0.7", "offload.ratio=0"]
     host = [f"optimizer.on_host={case.get('host', False)}", f"mlp_tile={case.get('tile', 0)}"]
     away = [f"zero.weights_on_host={case.get('host', False) and case['stage'] == 3}"]
@@ -89,8 +87,9 @@ def on_rank_all(world: int, cases: list[Case]) -> list[dict[str, Any]]:
 
 
 @cache
-def in_one_process(world: int, experts: int) -> tuple[dict[str, Tensor], list[float]]:
-    settings = settings_of(world, {"stage": 1, "planner": "naive", "recompute": "none", "experts": experts})
+def in_one_process(world: int, experts: int, qwen3: bool) -> tuple[dict[str, Tensor], list[float]]:
+    case: Case = {"stage": 1, "planner": "naive", "recompute": "none", "experts": experts, "qwen3": qwen3}
+    settings = settings_of(world, case)
     return steps_alone(model_of(settings).double(), settings, steps(world), LR)
 
 
@@ -98,10 +97,11 @@ def compare(world: int, cases: list[Case]) -> list[tuple[Case, float]]:
     """Check each case on all ranks; return the largest error of each."""
     ranks, errors = run_world(world, on_rank_all, world, cases), []
     for number, case in enumerate(cases):
-        change, norms = in_one_process(world, case["experts"])
+        change, norms = in_one_process(world, case["experts"], case.get("qwen3", False))
         for rank in (rank[number] for rank in ranks):
             assert rank["norms"] == pytest.approx(norms, rel=1e-5), case
-            off = {name: error(rank["change"][name], expected) for name, expected in change.items()}
+            updates = len(norms)
+            off = {name: change_error(name, rank["change"][name], one, updates) for name, one in change.items()}
             assert max(off.values()) < 1e-5, (case, max(off, key=lambda name: off[name]))
             moved, saved = rank["moved"]
             most = (

@@ -142,7 +142,14 @@ def kv_heads_divide_heads(config: Config) -> Problem | None:
 @_rule
 def head_size_is_even(config: Config) -> Problem | None:
     """Rotary embedding rotates pairs of elements, so the head size must be even."""
-    hidden, heads = config.model.hidden, config.model.heads
+    hidden, heads, size = config.model.hidden, config.model.heads, config.model.head_size
+    if size is not None:
+        if size * heads == hidden:  # one spelling, because models are compared by their keys
+            message = f"{size} is model.hidden={hidden} / model.heads={heads}, as without this key"
+            return Problem(message, "model.head_size", "set model.head_size=null")
+        hint = f"for example model.head_size={size + 1}"
+        odd = Problem(f"{size} is odd; rotary embedding needs an even head size", "model.head_size", hint)
+        return odd if size % 2 else None
     if hidden % (2 * heads) == 0:
         return None
     message = f"{hidden} is not a multiple of 2 x model.heads={heads}; rotary embedding needs an even head size"
@@ -179,6 +186,15 @@ def experts_fit_the_family(config: Config) -> Problem | None:
     else:
         message, hint = f"{name} has no experts, not {experts}", "set model.experts=1"
     return Problem(message, "model.experts", f"{hint}, or a family such as model.family={other}")
+
+
+@_rule
+def probabilities_are_divided_as_the_family_does(config: Config) -> Problem | None:
+    """Only families whose config.json has a key for it let a config choose."""
+    if config.model.norm_top_k or "norm_top_k" in FAMILIES[config.model.family].keys:
+        return None
+    message = f"{config.model.family} divides the probabilities of a token's experts by their sum"
+    return Problem(message, "model.norm_top_k", "set model.norm_top_k=true")
 
 
 @_rule

@@ -122,16 +122,18 @@ class Model(Section):
     """The family and the shape of a model."""
 
     name: str
-    family: Literal["llama", "mixtral"] = Field(
+    family: Literal["llama", "mixtral", "qwen3", "qwen3_moe"] = Field(
         description="which layers the model has, and how Hugging Face names and stores them"
     )
     layers: int = Field(ge=1, le=2**20, description="transformer blocks")
     hidden: int = Field(ge=2, le=2**31, description="width of the residual stream")
     heads: int = Field(ge=1, le=2**31, description="query heads")
     kv_heads: int = Field(ge=1, le=2**31, description="key-value heads; a divisor of model.heads")
+    head_size: int | None = Field(ge=2, le=2**16, description="width of a head; null is model.hidden / model.heads")
     ffn: int = Field(ge=1, le=2**31, description="inner width of the SwiGLU layer, or of each expert")
     experts: int = Field(ge=1, le=2**20, description="experts per layer; 1 is a dense model")
     top_k: int = Field(ge=1, le=2**20, description="experts per token")
+    norm_top_k: bool = Field(description="divide the router's probabilities of a token's experts by their sum")
     vocab: int = Field(ge=1, le=2**31, description="vocabulary size: rows of the embedding")
     rope_theta: float = Field(gt=1, le=1e12, description="base of the rotary angles")
     rope: Rope
@@ -153,7 +155,7 @@ class Model(Section):
 
     @property
     def head_dim(self) -> int:
-        return self.hidden // self.heads
+        return self.head_size or self.hidden // self.heads
 
 
 class Balance(Section):

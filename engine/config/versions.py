@@ -36,6 +36,8 @@ CHANGES: dict[int, Change] = {  # ascending
             "model.family": lambda old: unnamed(old["model.experts"]),
             "model.window": None,
             "model.windowed": [True],
+            "model.head_size": None,
+            "model.norm_top_k": True,
         }
     ),
 }

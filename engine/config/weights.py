@@ -20,6 +20,7 @@ from engine.errors import Problem
 
 MODEL = "model"
 _ROPE, _ROPE_KEYS = "rope", "rope."
+_TEXTS = ("family", "head_size")  # keys that may be a text, or null
 _TOKENIZER = "data.tokenizer"
 
 
@@ -104,7 +105,8 @@ def _with_model(
     ours, users = flat(values[MODEL]), set_by_user(good, own)
     # A wrong value stays, to be reported. A key of the rotary embedding is set for the context; an option such as
     # model=llama7b has one as a matter of course.
-    kept = {key for key in users.keys if key == "name" or isinstance(ours.get(key), str | None)}
+    wrong_type = {key for key in users.keys if key not in _TEXTS and isinstance(ours.get(key), str | None)}
+    kept = wrong_type | ({"name"} & users.keys.keys())
     for group in (["rope_theta"], [key for key in theirs if key.startswith(_ROPE_KEYS)]):
         if of_recipe or users.keys.keys() & {*group}:
             kept |= {*group}

@@ -21,6 +21,7 @@ from engine.cost import sizes
 from engine.cost.flops import largest_layer
 from engine.cost.sizes import device_parameters, element_bytes, is_bf16_optimizer, optimizer_tensors, parameters, pinned
 from engine.cost.times import rounds_per_call
+from engine.family.families import family_of
 
 Letters = Mapping[str, Any]
 LEAST_CHUNK = 1024  # tokens of a chunk of the loss: for smaller chunks, summing the head's gradient takes longest
@@ -39,6 +40,8 @@ LETTERS = {
     "BUCKET, B": "67,108,864 elements (`reduce_bucket_size`); B = min(P, BUCKET)",
     "REDUCED, SUB_GROUP": "500,000,000 and 1,000,000,000 elements, DeepSpeed's defaults",
     "c": "bytes per element of the copies made for gradient reduction: w in stage 3; in stage 2 b, or b + w if b < w",
+    "qk_norm": "whether the family normalises the queries and keys of each head",
+    "Q": "bytes per token that these norms save for the backward pass without recomputation",
     "A, F": "bytes per token that attention saves for the backward pass; that SwiGLU, or router and experts, save; "
     "without recomputation and tiles",
     "G": "F; with tiles only the bytes per token that the router's losses save",
@@ -151,6 +154,8 @@ ROWS = (
         "pinned(b * S, many=True)", "weights_on_host", _PARTITION),
 
     Row(SAVED, "norms", "two norms: input, output and reciprocal RMS", "2 * (2 * b * h + w)", _NONE, _FFN, TOKEN),
+    Row(SAVED, "heads", "queries and keys before their norms, and reciprocal RMS of each head",
+        "b * (q + kv) + w * (heads + kv_heads)", f"{_NONE} and qk_norm", _FFN, TOKEN),
     Row(SAVED, "attention", "q, k, v and output", "2 * b * (q + kv)", "recompute != 'layer'", _RING, TOKEN),
     Row(SAVED, "attention", "log-sum-exp of each head", "w * heads", "recompute != 'layer'", _RING, TOKEN),
     Row(SAVED, "ffn", "gate, up and their product", "3 * b * k * f", f"{_NONE} and not tile", _FFN, TOKEN),
@@ -167,7 +172,7 @@ ROWS = (
 
     Row(LAYER, "activations", "gradient of the residual stream", "b * h", _ALL, _LINEAR, TOKEN),
     Row(LAYER, "activations", "last norm: released", "-(2 * b * h + w)", "last", _FFN, TOKEN),
-    Row(LAYER, "activations", "recomputed: the layer except its input", "2 * (2 * b * h + w) + A + G - b * h",
+    Row(LAYER, "activations", "recomputed: the layer except its input", "2 * (2 * b * h + w) + Q + A + G - b * h",
         "recompute == 'layer'", "engine/models/recompute.py", TOKEN),
     Row(LAYER, "activations", "recomputed: the second norm and SwiGLU", "2 * b * h + w + G",
         "recompute == 'layer_keep_attention'", "engine/models/recompute.py", TOKEN),
@@ -188,6 +193,8 @@ ROWS = (
     Row(ATTENTION, "activations", "second norm and SwiGLU: released", "-(2 * b * h + w + G)", _ALL, _FFN, TOKEN),
     Row(ATTENTION, "activations", "gradients of output and q; one of the two also in the wider dtype",
         "(2 * b + w) * q", _ALL, _RING, TOKEN),
+    Row(ATTENTION, "activations", "norm of the queries: three products in the wider dtype, in place of the gradients "
+        "of the output", "(2 * w - b) * q", "qk_norm", _FFN, TOKEN),
     Row(ATTENTION, "activations", "gradients of k and v", "2 * b * kv", _ALL, _RING, TOKEN),
 
     Row(LOSS, "logits", "input of the head", "b * h", _ALL, _CHUNKS, TOKEN),
@@ -262,13 +269,15 @@ def model_letters(
         "q": model.heads * model.head_dim,
         "kv": model.kv_heads * model.head_dim,
         "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "qk_norm": family_of(model).qk_norm,
         "head_dim": model.head_dim,
         "last": True,
         "v": rounds_per_call(stages),
     }
     plain = found | {"recompute": "none", "tile": 0}
-    saved = {item: total(SAVED, plain, TOKEN, item) for item in ("attention", "ffn", "router")}
-    found |= {"A": saved["attention"], "F": saved["ffn"] + saved["router"]}
+    saved = {item: total(SAVED, plain, TOKEN, item) for item in ("heads", "attention", "ffn", "router")}
+    found |= {"Q": saved["heads"], "A": saved["attention"], "F": saved["ffn"] + saved["router"]}
     return found | {"G": saved["router"] if tile else found["F"], "recompute": recompute, "tile": tile}
 
 

@@ -43,7 +43,18 @@ _KEYS = {
     "norm_eps": "rms_norm_eps",
     "tied": "tie_word_embeddings",
 }
+_QK_NORM = {
+    "layers.{}.attention.q_norm.weight": "model.layers.{}.self_attn.q_norm.weight",
+    "layers.{}.attention.k_norm.weight": "model.layers.{}.self_attn.k_norm.weight",
+}
+_QWEN3_MOE = {
+    "layers.{}.ffn.router.weight": "model.layers.{}.mlp.gate.weight",
+    "layers.{}.ffn.gate": "model.layers.{}.mlp.experts.{}.gate_proj.weight",
+    "layers.{}.ffn.up": "model.layers.{}.mlp.experts.{}.up_proj.weight",
+    "layers.{}.ffn.down": "model.layers.{}.mlp.experts.{}.down_proj.weight",
+}
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+_QWEN3_FIXED = {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False}
 
 
 def _alike(model: Shape, *, experts: bool) -> tuple[LayerKind, ...]:
@@ -79,6 +90,31 @@ _ALL = (
         fixed=_FIXED,
         rope_theta=1000000.0,
         experts=True,
+    ),
+    Family(
+        name="qwen3",
+        architecture="Qwen3ForCausalLM",
+        layers=_all_dense,
+        tensors=_ATTENTION | _QK_NORM | _DENSE,
+        keys=_KEYS,
+        fixed=_QWEN3_FIXED,
+        rope_theta=10000.0,
+        head_size=128,
+        qk_norm=True,
+    ),
+    Family(
+        name="qwen3_moe",
+        architecture="Qwen3MoeForCausalLM",
+        layers=_all_experts,
+        tensors=_ATTENTION | _QK_NORM | _QWEN3_MOE,
+        keys=_KEYS
+        | {"ffn": "moe_intermediate_size", "experts": "num_experts", "top_k": "num_experts_per_tok"}
+        | {"norm_top_k": "norm_topk_prob"},
+        spellings={"num_experts": "num_local_experts"},
+        fixed=_QWEN3_FIXED | {"mlp_only_layers": [], "decoder_sparse_step": 1},
+        rope_theta=10000.0,
+        experts=True,
+        qk_norm=True,
     ),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}

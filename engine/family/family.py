@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.family import parameters
@@ -23,6 +23,9 @@ class Family:
     keys: Mapping[str, str]  # our keys of `model` -> keys of config.json
     fixed: Mapping[str, Any]  # keys of config.json for which our model has no setting, with the only value it supports
     rope_theta: float  # the default if config.json has none
+    # Keys of config.json that newer versions of transformers write under a second name.
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    head_size: int | None = None  # the default if config.json has no head_dim; None: hidden size / heads
     experts: bool = False  # some layers have experts, so `model.experts` is above 1
     qk_norm: bool = False  # each head's queries and keys are normalised before the rotary embedding
 

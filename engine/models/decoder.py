@@ -1,8 +1,10 @@
 """The transformer of all families: single-device code on packed tokens, whose layers are those that its family lists.
 
-LLaMA (Touvron et al. 2023) with grouped-query attention as in LLaMA 2, Mixtral (Jiang et al. 2024), a mixture of
-experts. `engine/models/parallelize.py` adds recompute, offload, tiles and compiled operations; rings come with the
-attention context of each micro-batch.
+LLaMA (Touvron et al. 2023) with grouped-query attention as in LLaMA 2; Mixtral (Jiang et al. 2024), a mixture of
+experts; Qwen3 (Yang et al. 2025), dense or with experts, which normalises queries and keys.
+
+`engine/models/parallelize.py` adds recompute, offload, tiles and compiled operations; rings come with the attention
+context of each micro-batch.
 
 Letters: T tokens, C hidden size, H query heads, G key and value heads, D head size, V vocabulary, L layers with
 experts, E experts, S sequences (or shards of them).
@@ -36,7 +38,7 @@ class Layer(nn.Module):
     def __init__(self, shape: Model, part: Part, ffn: FeedForward | Experts) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.attention = Attention(shape, part.tp)
+        self.attention = Attention(shape, part.tp, family_of(shape).qk_norm)
         self.ffn_norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.ffn = ffn
 

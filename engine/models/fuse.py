@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from engine.close import mismatch
 from engine.config.schema import Model
 from engine.dtypes import wider
+from engine.family.families import family_of
 from engine.models.common.pointwise import NORM, ROTATE, SWIGLU, Op
 from engine.selection import Candidate, Selected, select
 
@@ -100,6 +101,9 @@ def fault(compile_: Compile, device: torch.device, dtype: torch.dtype, shape: Mo
         ("swiglu", SWIGLU, (random(_TEST_TOKENS, shape.ffn), random(_TEST_TOKENS, shape.ffn))),
         ("rotate", ROTATE, (random(_TEST_TOKENS, shape.heads, shape.head_dim), angles.cos(), angles.sin())),
     ]
+    if family_of(shape).qk_norm:
+        of_heads = random(_TEST_TOKENS, shape.heads, shape.head_dim), random(shape.head_dim), shape.norm_eps
+        examples.append(("norm of heads", NORM, of_heads))
     for name, op, inputs in examples:
         pairs = zip(_output_and_gradients(compile_(op), inputs), _output_and_gradients(op, inputs), strict=True)
         if wrong := mismatch([(name, *pair) for pair in pairs], TOLERANCE[dtype]):

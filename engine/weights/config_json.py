@@ -20,7 +20,7 @@ from engine.readers import read_object
 CONFIG = "config.json"
 _COPY_AGAIN = "copy it again from its source"
 FIX = f"correct it, or {_COPY_AGAIN}"
-_OPTIONAL = ("kv_heads", "tied")  # missing in old files
+_OPTIONAL = ("kv_heads", "tied", "norm_top_k")  # may be missing; then kv_heads is heads, and the others are false
 _TYPES: dict[Any, tuple[tuple[type[Any], ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "a whole number above 0"),
@@ -82,37 +82,35 @@ def model_values(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
             f"architectures is {json.dumps([known.architecture])}, but model_type {json.dumps(config['model_type'])}"
         )
         raise DataError(message, key=str(path), hint=FIX)
-    values = {"name": known.name, "family": known.name, "experts": 1, "top_k": 1} | {
-        ours: config.get(theirs) for ours, theirs in known.keys.items()
-    }
+    # Under a second name a value counts if the first is missing.
+    given = {**{first: config[second] for first, second in known.spellings.items() if second in config}, **config}
+    plain = {"name": known.name, "family": known.name, "head_size": None, "experts": 1, "top_k": 1, "norm_top_k": True}
+    values: dict[str, Any] = plain | {ours: given.get(theirs) for ours, theirs in known.keys.items()}
     problems: list[Problem] = []
     for ours, theirs in known.keys.items():
         if values[ours] is not None:
             problems += _wrong_type(theirs, values[ours], Model.model_fields[ours].annotation, path)
         elif ours not in _OPTIONAL:
             problems.append(Problem(f"{theirs} is missing", str(path), FIX))
-    # Keys for which our models have no setting must have the value that our models assume.
-    # Null says the same as false, and as no layers.
-    supported = _SUPPORTED | {key: (value,) if value else (value, None) for key, value in known.fixed.items()}
-    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    if type(hidden) is type(heads) is int and min(hidden, heads) > 0 and hidden % heads == 0:
-        supported["head_dim"] = (hidden // heads, None)
-    for theirs, allowed in supported.items():
-        if theirs in config and config[theirs] not in allowed:
-            message = f"{theirs}={json.dumps(config[theirs])} is not supported, only {json.dumps(allowed[0])}"
-            problems.append(Problem(message, str(path), "use weights of a model with the supported value"))
+    problems += _unsupported(config, known, path)
     rope, wrong = _rope_values(config, known, path)
     problems += wrong
+    head_dim = known.head_size if config.get("head_dim") is None else config["head_dim"]
+    if head_dim is not None:
+        problems += _wrong_type("head_dim", head_dim, int, path)
     if problems:
         raise DataError.of(problems)
+    if head_dim is not None and head_dim * values["heads"] != values["hidden"]:
+        values["head_size"] = head_dim
     if values["kv_heads"] is None:
         values["kv_heads"] = values["heads"]
-    return values | {"tied": bool(values["tied"])} | rope
+    return values | {key: bool(values[key]) for key in ("tied", "norm_top_k")} | rope
 
 
 def with_their_keys(text: str) -> str:
     """Replace our config keys in a text by those of config.json, for example model.heads by num_attention_heads."""
-    names = {ours: theirs for known in FAMILIES.values() for ours, theirs in known.keys.items()} | {"kind": "rope_type"}
+    names = {ours: theirs for known in FAMILIES.values() for ours, theirs in known.keys.items()}
+    names |= {"kind": "rope_type", "head_size": "head_dim"}
     return re.sub(r"\bmodel\.(?:rope\.)?(\w+)", lambda found: names.get(found[1], found[1]), text)
 
 
@@ -146,6 +144,29 @@ def config_json(shape: Model, context: int, dtype: str, bos: int | None, eos: in
 def override_value(value: object) -> str:
     """Format a value as in a command-line override: null, true, 3."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _unsupported(config: Mapping[str, Any], known: Family, path: Path) -> Iterator[Problem]:
+    """Yield a problem for each value that our models do not support, of keys for which they have no setting."""
+    # Null says the same as false, and as no layers.
+    supported = _SUPPORTED | {key: (value,) if value else (value, None) for key, value in known.fixed.items()}
+    if "use_sliding_window" in known.fixed:
+        del supported["sliding_window"]  # without effect
+    hint = "use weights of a model with the supported value"
+    for theirs, allowed in supported.items():
+        if theirs in config and config[theirs] not in allowed:
+            message = f"{theirs}={json.dumps(config[theirs])} is not supported, only {json.dumps(allowed[0])}"
+            yield Problem(message, str(path), hint)
+    kinds = config.get("layer_types") or []
+    others = [kind for kind in kinds if kind != "full_attention"] if isinstance(kinds, list) else [kinds]
+    if others:
+        yield Problem(
+            f'layer_types with {json.dumps(others[0])} is not supported, only "full_attention"', str(path), hint
+        )
+    for first, second in known.spellings.items():
+        if first in config and second in config and config[first] != config[second]:
+            message = f"{first} and {second} differ: {json.dumps(config[first])} and {json.dumps(config[second])}"
+            yield Problem(message, str(path), FIX)
 
 
 def _wrong_type(key: str, value: Any, kind: Any, path: Path) -> Iterator[Problem]:

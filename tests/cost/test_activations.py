@@ -88,11 +88,16 @@ def kept_bytes(model: Model, dtype: str, mode: str, tokens: int, tile: int = 0) 
 MODES = ("none", "layer", "layer_keep_attention")
 
 
-@pytest.mark.parametrize("heads", [(4, 2), (4, 4), (8, 1)])
+@pytest.mark.parametrize(
+    ("family", "heads", "size"), [("llama", (4, 2), None), ("qwen3", (4, 2), 20), ("llama", (8, 1), 6)]
+)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
-def test_saved_bytes_are_what_the_model_saves(dtype: str, mode: str, heads: tuple[int, int]) -> None:
-    model = shape(layers=3, hidden=64, heads=heads[0], kv_heads=heads[1], ffn=160, vocab=300)
+def test_saved_bytes_are_what_the_model_saves(
+    dtype: str, mode: str, family: str, heads: tuple[int, int], size: int | None
+) -> None:
+    sizes = {"layers": 3, "hidden": 64, "heads": heads[0], "kv_heads": heads[1], "ffn": 160, "vocab": 300}
+    model = shape(**sizes, family=family, head_size=size)
     for tile in (0, 5):
         assert kept_bytes(model, dtype, mode, 64, tile) == 64 * activations.saved_bytes(model, dtype, mode, tile)
 

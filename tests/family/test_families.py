@@ -16,8 +16,10 @@ from engine.models.common.norm import norm_weights
 from engine.weights.check import places
 from engine.weights.folder import read_headers
 from engine.weights.load import load_weights
-from tests.weights.folders import config, llama, mixtral, saved
+from tests.weights.folders import config, llama, mixtral, qwen3, qwen3_moe, saved
 
+QWEN3 = ["model.family=qwen3", "model.head_size=12"]
+QWEN3_MOE = ["model.family=qwen3_moe", "model.head_size=12", "model.ffn=24", "model.experts=4", "model.top_k=2"]
 MOE = ["model.family=mixtral", "model.experts=8", "model.top_k=2"]
 
 
@@ -25,7 +27,7 @@ def test_the_schema_names_the_families() -> None:
     assert list(FAMILIES) == list(get_args(Model.model_fields["family"].annotation))
 
 
-@pytest.mark.parametrize("more", [[], MOE], ids=["llama", "mixtral"])
+@pytest.mark.parametrize("more", [[], MOE, QWEN3, QWEN3_MOE], ids=FAMILIES)
 def test_parameters_are_those_of_the_model(more: list[str]) -> None:
     settings = config("model.kv_heads=1", "model.vocab=259", *more)
     model = build_model(settings)
@@ -51,6 +53,11 @@ def test_a_llamas_names(tmp_path: Path) -> None:
 def test_a_mixtrals_names(tmp_path: Path) -> None:
     assert family_of(config(*MOE).model).architecture == "MixtralForCausalLM"
     assert theirs_of(*MOE) == set(read_headers(saved(mixtral(), tmp_path)))
+
+
+def test_a_qwen3s_names(tmp_path: Path) -> None:
+    assert theirs_of(*QWEN3) == set(read_headers(saved(qwen3(), tmp_path / "a")))
+    assert theirs_of(*QWEN3_MOE) == set(read_headers(saved(qwen3_moe(), tmp_path / "b")))
 
 
 class Stacked(nn.Module):

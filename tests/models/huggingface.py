@@ -1,4 +1,4 @@
-"""Hugging Face's LLaMA and Mixtral as references for our models, optionally without their casts to float32."""
+"""Hugging Face's models as references for our models, optionally without their casts to float32."""
 
 from __future__ import annotations
 
@@ -15,17 +15,24 @@ from transformers import (
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     modeling_rope_utils,
 )
 from transformers.models.llama import modeling_llama
 from transformers.models.mixtral import modeling_mixtral
+from transformers.models.qwen3 import modeling_qwen3
+from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
 from engine.close import error
 from engine.config.schema import Model, Rope
-from engine.family.families import stored_names
+from engine.family.families import family_of, stored_names
 from engine.models.common.loss import token_loss
 from engine.models.decoder import Decoder
 from engine.weights.check import places
@@ -33,6 +40,12 @@ from tests.attention.rings import unsplit
 
 CPU = torch.device("cpu")
 TOKENS = 67
+THEIRS: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mixtral": (MixtralConfig, MixtralForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+}
 
 
 def rope(kind: str, **given: float) -> Rope:
@@ -59,7 +72,7 @@ ROPES = {
 }
 
 
-def theirs_of(shape: Model) -> LlamaConfig | MixtralConfig:
+def theirs_of(shape: Model) -> PreTrainedConfig:
     """Return their config of a shape."""
     scaling = {name: value for name, value in shape.rope.model_dump(exclude={"kind"}).items() if value is not None}
     kind = shape.rope.kind if shape.rope.kind != "none" else "default"
@@ -78,17 +91,21 @@ def theirs_of(shape: Model) -> LlamaConfig | MixtralConfig:
         "attn_implementation": "eager",
         "initializer_range": 0.2,
     }
-    if shape.experts == 1:
-        return LlamaConfig(**values)
-    experts = {"num_local_experts": shape.experts, "num_experts_per_tok": shape.top_k}
-    return MixtralConfig(**values, **experts, experts_implementation="eager")
+    if family_of(shape).qk_norm:
+        values["head_dim"] = shape.head_dim
+    if family_of(shape).experts:
+        values |= {"num_experts_per_tok": shape.top_k, "experts_implementation": "eager"}
+        values[family_of(shape).keys["experts"]] = shape.experts
+    if shape.family == "qwen3_moe":
+        values |= {"moe_intermediate_size": shape.ffn, "intermediate_size": 7, "norm_topk_prob": shape.norm_top_k}
+    config, _ = THEIRS[shape.family]
+    return config(**values)
 
 
 def huggingface(shape: Model, dtype: torch.dtype) -> PreTrainedModel:
     """Return their model of a shape, with weights large enough that every part of it shows."""
     torch.manual_seed(1)
-    theirs = LlamaForCausalLM if shape.experts == 1 else MixtralForCausalLM
-    model = theirs(theirs_of(shape)).to(dtype)
+    model = THEIRS[shape.family][1](theirs_of(shape)).to(dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -101,7 +118,7 @@ def without_float32_casts() -> Iterator[None]:
     """Patch out the casts to float32 inside Hugging Face's code: what it calls float or float32 is float64."""
     wide = SimpleNamespace(**vars(torch) | {"float": torch.float64, "float32": torch.float64})
     with pytest.MonkeyPatch.context() as patch:
-        for module in (modeling_llama, modeling_mixtral, modeling_rope_utils):
+        for module in (modeling_llama, modeling_mixtral, modeling_qwen3, modeling_qwen3_moe, modeling_rope_utils):
             patch.setattr(module, "torch", wide)
         patch.setattr(Tensor, "float", Tensor.double)
         yield
@@ -109,15 +126,16 @@ def without_float32_casts() -> Iterator[None]:
 
 def stored(state: Mapping[str, Tensor], shape: Model) -> dict[str, Tensor]:
     """Return tensors under the names that they have in memory as they are stored: experts one by one."""
-    if shape.experts == 1:
+    if not family_of(shape).experts:
         return dict(state)
-    split = {}
+    split, is_mixtral = {}, shape.family == "mixtral"
+    gate, down, up = ("w1", "w2", "w3") if is_mixtral else ("gate_proj", "down_proj", "up_proj")
     for name, tensor in state.items():
-        name = name.replace(".mlp.", ".block_sparse_moe.")
+        name = name.replace(".mlp.", ".block_sparse_moe.") if is_mixtral else name
         if name.endswith(".gate_up_proj"):
-            stacks = dict(zip(("w1", "w3"), tensor.chunk(2, dim=1), strict=True))
+            stacks = dict(zip((gate, up), tensor.chunk(2, dim=1), strict=True))
         elif name.endswith(".down_proj"):
-            stacks = {"w2": tensor}
+            stacks = {down: tensor}
         else:
             split[name] = tensor
             continue

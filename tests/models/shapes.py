@@ -11,8 +11,10 @@ LLAMA_SIZE = {
     "family": "llama",
     "hidden": 32,
     "ffn": 40,
+    "head_size": None,
     "experts": 1,
     "top_k": 1,
+    "norm_top_k": True,
     "vocab": 50,
     "layers": 2,
     "rope_theta": 10000.0,
@@ -53,4 +55,16 @@ MIXTRAL = {
     "gqa": mixtral_shape(),
     "gqa tied": mixtral_shape(kv_heads=1, tied=True),
     "three of five, another base": mixtral_shape(experts=5, top_k=3, rope_theta=1e6, norm_eps=1e-6),
+}
+
+QWEN3_SIZE = {"family": "qwen3", "heads": 4, "kv_heads": 2, "head_size": 12, "norm_eps": 1e-6}
+QWEN3 = {
+    "gqa": mixtral_shape(**QWEN3_SIZE, experts=1, top_k=1),
+    "tied, head size of the others": mixtral_shape(**QWEN3_SIZE | {"head_size": None}, experts=1, top_k=1, tied=True),
+}
+QWEN3_MOE = {
+    "gqa": mixtral_shape(**QWEN3_SIZE | {"family": "qwen3_moe"}),
+    "tied, probabilities not divided": mixtral_shape(
+        **QWEN3_SIZE | {"family": "qwen3_moe"}, experts=5, top_k=3, norm_top_k=False, tied=True
+    ),
 }

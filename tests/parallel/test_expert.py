@@ -29,30 +29,36 @@ from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.trainer.step import evaluate, run_step
 from tests.covering import Case, pairwise
-from tests.helpers import Batch, batch, config, mixtral, rank_context, table_of
+from tests.helpers import Batch, batch, config, family, mixtral, rank_context, table_of
 from tests.models.shapes import mixtral_shape
 from tests.world import run_world
 
 WORLD, CAPACITY = 4, 40
 EXPERTS = [
-    "model.family=mixtral",
     "model.experts=4",
     "model.top_k=2",
     "balance.loss_weight=0.5",
     "balance.z_weight=0.1",
 ]
-BYTES = [*EXPERTS, "parallel.ep=2", "cluster.ranks_per_node=2"]
+BYTES = ["model.family=mixtral", *EXPERTS, "parallel.ep=2", "cluster.ranks_per_node=2"]
 FACTORS: dict[str, list[Any]] = {
     "ep": [2, 4],
     "planner": ["static", "naive", "balanced", "adaptive"],
     "few": [False, True],  # so few sequences that ranks are idle
     "recompute": ["none", "layer", "layer_keep_attention"],
     "balance": ["loss", "bias"],
+    "qwen3": [False, True],
 }
 
 
 def settings_of(case: Case) -> Config:
-    more = [*EXPERTS, "planner.mode=lockstep", f"recompute={case['recompute']}", f"balance.by={case['balance']}"]
+    more = [
+        *EXPERTS,
+        *family(True, case["qwen3"]),
+        "planner.mode=lockstep",
+        f"recompute={case['recompute']}",
+        f"balance.by={case['balance']}",
+    ]
     return config(WORLD, CAPACITY, case["planner"], *more)
 
 

@@ -17,6 +17,7 @@ from engine.config.schema import Config
 from engine.data.overview import tokenizer_facts
 from engine.launch.run import train
 from engine.run.checkpoints import newest_first, read
+from tests.helpers import family
 from tests.trainer.worlds import in_worlds
 
 pytestmark = pytest.mark.world
@@ -28,7 +29,7 @@ SMALL = [
     *("model.layers=2", "model.hidden=36", "model.heads=2", "model.kv_heads=1", "model.ffn=50"),
     *("data.validation_share=0.2", "data.validation_tokens=256", "run.validate_every=4", "optimizer.warmup_steps=2"),
 ]
-EXPERTS = ["model.family=mixtral", "model.experts=3", "model.top_k=2", "balance.by=bias", "model.tied=true"]
+EXPERTS = ["model.experts=3", "model.top_k=2", "balance.by=bias", "model.tied=true", *family(True, qwen3=True)]
 
 
 def config_of(out: Path, data: Path, ranks: int, *more: str) -> Config:

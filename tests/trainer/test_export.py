@@ -39,6 +39,7 @@ from engine.zero.engine import ZeroEngine
 from engine.zero.shards import sharded, stored
 from engine.zero.states import master_weights, model_weights
 from tests.data.tokenizers.chat_folder import CHATML, chat_folder
+from tests.helpers import family
 from tests.run.damage import TOKEN
 from tests.weights.folders import config, logits, our_logits
 from tests.world import run_world
@@ -46,15 +47,17 @@ from tests.world import run_world
 pytestmark = pytest.mark.world
 TOKENS = torch.randint(0, 258, (37,), generator=torch.Generator().manual_seed(1))
 RUNS = [f"{dtype}{tied}" for dtype, tied in product(("fp32", "bf16"), ("", "-tied"))] + ["fp32-experts", "bf16-experts"]
+QWEN3 = ("bf16-tied", "bf16-experts", "fp32-zero3")
 PARTED = ["fp32-zero3", "bf16-zero3-tied", "fp32-zero3-experts"]
-EXPERTS = ["model.family=mixtral", "model.experts=4", "model.top_k=2"]
+EXPERTS = ["model.experts=4", "model.top_k=2"]
 YARN = ["model.rope.kind=yarn", "model.rope.factor=4", "model.rope.original_max_position_embeddings=16"]
 
 
 def config_of(run: str) -> Config:
     plain = [f"dtype={run[:4]}", f"model.tied={run.endswith('tied')}".lower(), "model.rope_theta=5e5"]
     parted = ["zero.stage=3"] if "zero3" in run else []
-    return config(*plain, *parted, *(EXPERTS + YARN if run.endswith("experts") else []))
+    experts, qwen3 = run.endswith("experts"), run in QWEN3
+    return config(*plain, *parted, *family(experts, qwen3), *(EXPERTS + YARN if experts else []))
 
 
 def train_and_save(root: Path) -> None:

@@ -12,6 +12,7 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.launch.run import train
 from engine.report.run import Trace, read_run
+from tests.helpers import family
 from tests.planner.executor import order_of
 from tests.trainer.worlds import in_worlds
 
@@ -26,9 +27,9 @@ SMALL = [
 MESHES = {
     "tp 2": (2, ["parallel.tp=2"]),
     "pp 2": (2, ["parallel.pp=2", "parallel.stages=[3,1]"]),
-    "tp 2, pp 2, tied": (4, ["parallel.tp=2", "parallel.pp=2", "model.tied=true"]),
+    "tp 2, pp 2, tied": (4, ["parallel.tp=2", "parallel.pp=2", "model.tied=true", *family(False, qwen3=True)]),
     "pp 2, rings of 2": (4, ["parallel.pp=2", "capacity=96"]),
-    "ep 2": (2, ["parallel.ep=2", "capacity=96", "model.family=mixtral", "model.experts=4", "model.top_k=2"]),
+    "ep 2": (2, ["parallel.ep=2", "capacity=96", "model.experts=4", "model.top_k=2", *family(True, qwen3=True)]),
     "pp 4, micro-batches of half the size": (4, ["parallel.pp=4", "context=96", "capacity=96"]),
 }
 

@@ -7,7 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from engine.config.load import load
 from engine.config.schema import Config
@@ -42,6 +52,19 @@ def mixtral(**changes: Any) -> MixtralForCausalLM:
     """A Mixtral of transformers, with 8 experts and two per token."""
     torch.manual_seed(4)
     return MixtralForCausalLM(MixtralConfig(**TINY | changes, num_local_experts=8, num_experts_per_tok=2)).eval()
+
+
+def qwen3(**changes: Any) -> Qwen3ForCausalLM:
+    """A dense Qwen3 of transformers, with heads wider than hidden size / heads."""
+    torch.manual_seed(5)
+    return Qwen3ForCausalLM(Qwen3Config(**TINY | {"head_dim": 12} | changes)).eval()
+
+
+def qwen3_moe(**changes: Any) -> Qwen3MoeForCausalLM:
+    """A Qwen3 of transformers with 4 experts and two per token."""
+    torch.manual_seed(6)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**TINY | experts | {"head_dim": 12} | changes)).eval()
 
 
 def saved(model: PreTrainedModel, folder: Path, shard: str = "5GB") -> Path:

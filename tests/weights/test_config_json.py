@@ -12,15 +12,17 @@ from transformers import AutoConfig, LlamaConfig, MixtralConfig
 
 from engine.errors import DataError
 from engine.weights.config_json import config_json, model_values, read_config, with_their_keys
-from tests.weights.folders import TINY, config
+from tests.weights.folders import TINY, config, qwen3, qwen3_moe, saved
 
 HERE = Path("config.json")
 LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], **TINY}
 VALUES = {
     "name": "llama",
     "family": "llama",
+    "head_size": None,
     "experts": 1,
     "top_k": 1,
+    "norm_top_k": True,
     "layers": 2,
     "hidden": 32,
     "heads": 4,
@@ -51,6 +53,24 @@ def test_a_mixtral_that_transformers_writes(tmp_path: Path) -> None:
     plain = {key: value for key, value in TINY.items() if key != "rope_theta"}
     old = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 3, **plain}
     assert model_values(old, HERE)["rope_theta"] == 1e6, "Mixtral's default base"
+
+
+def test_qwen3_models_that_transformers_writes(tmp_path: Path) -> None:
+    """In the published files the number of experts has its first name, and sliding_window a number without effect."""
+    for model, family in ((qwen3(), "qwen3"), (qwen3_moe(norm_topk_prob=False), "qwen3_moe")):
+        saved(model, tmp_path / family)
+        found = read_config(tmp_path / family)
+        values = model_values(found | {"sliding_window": 4096, "use_sliding_window": False}, HERE)
+        assert (values["family"], values["head_size"], values["norm_top_k"]) == (family, 12, family == "qwen3")
+        assert (values["ffn"], values["experts"]) == ((48, 1) if family == "qwen3" else (24, 4))
+        if family == "qwen3_moe":
+            published = {key: value for key, value in found.items() if key != "num_local_experts"}
+            assert model_values(published | {"num_experts": 4}, HERE) == model_values(found, HERE)
+            for change in ({"num_experts": 8}, {"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}):
+                with pytest.raises(DataError, match=next(iter(change))):
+                    model_values(found | change, HERE)
+        with pytest.raises(DataError, match="use_sliding_window"):
+            model_values(found | {"use_sliding_window": True}, HERE)
 
 
 def test_keys_that_old_files_omit() -> None:
@@ -151,7 +171,8 @@ def test_a_model_type_of_another_architecture_is_refused() -> None:
         ({"mlp_bias": True}, "mlp_bias=true is not supported"),
         ({"sliding_window": 4096}, "sliding_window=4096 is not supported, only null"),
         ({"hidden_act": "gelu"}, 'hidden_act="gelu" is not supported, only "silu"'),
-        ({"head_dim": 64}, "head_dim=64 is not supported, only 8"),
+        ({"head_dim": 0}, "head_dim must be a whole number above 0"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, 'layer_types with "sliding_attention" is not'),
         ({"quantization_config": {"bits": 4}}, "quantization_config="),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_type="dynamic" is not supported'),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "yarn with truncate is not supported"),
@@ -221,7 +242,15 @@ def test_a_folder_without_config(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize("more", [[], ["model.family=mixtral", "model.experts=4", "model.top_k=2"]])
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["model.family=mixtral", "model.experts=4", "model.top_k=2"],
+        ["model.family=qwen3", "model.head_size=12"],
+        ["model.family=qwen3_moe", "model.experts=4", "model.top_k=2", "model.norm_top_k=false"],
+    ],
+)
 def test_ours_reads_back_as_theirs_and_as_ours(tmp_path: Path, more: list[str]) -> None:
     shape = config("model.tied=true", "model.rope_theta=5e5", *more).model
     written = config_json(shape, 4096, "bfloat16", 256, 257)

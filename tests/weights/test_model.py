@@ -65,6 +65,7 @@ def test_overrides_of_an_import_say_the_same(weights: Path) -> None:
         (["model.layers=4"], ["model.layers=4", "3"]),
         (["model.layers=4", "model.heads=6", "model.tied=false"], ["layers=4", "model.heads=6", "model.tied=false"]),
         (["model.hidden=64", "model.rope_theta=1e6"], ["model.hidden=64", "model.rope_theta=1e6"]),
+        (["model.family=qwen3"], ["model.family=qwen3", "llama"]),
         (["model=llama7b"], ["model.layers=32 of model=llama7b", "model.vocab=32000 of model=llama7b"]),
     ],
 )  # fmt: skip

@@ -17,16 +17,17 @@ from engine.models.common.initialise import initialise
 from engine.trainer.optimizer import build_optimizer
 from engine.zero.engine import ZeroEngine
 from engine.zero.shards import gathered, sharded, stored
+from tests.helpers import family
 
 SHAPE = ["layers=2", "hidden=20", "heads=2", "kv_heads=1", "ffn=19", "vocab=259"]  # with padding in stages 1, 2 and 3
-EXPERTS = ["model.family=mixtral", "model.experts=3", "model.top_k=2", "balance.by=bias"]
+EXPERTS = ["model.experts=3", "model.top_k=2", "balance.by=bias"]
 SGD = ["optimizer.name=sgd", "optimizer.betas=[0.9,0.9]"]
 KINDS = {
     "fp32": ["dtype=fp32"],
-    "bf16 tied": ["dtype=bf16", "model.tied=true"],
-    "bf16 experts": ["dtype=bf16", *EXPERTS],
+    "bf16 tied": ["dtype=bf16", "model.tied=true", *family(False, qwen3=True)],
+    "bf16 experts": ["dtype=bf16", *EXPERTS, *family(True, qwen3=False)],
     "sgd without momentum": ["dtype=bf16", "optimizer.name=sgd", "optimizer.betas=[0,0]"],
-    "fp32 experts, sgd": ["dtype=fp32", *EXPERTS, *SGD],
+    "fp32 experts, sgd": ["dtype=fp32", *EXPERTS, *SGD, *family(True, qwen3=True)],
 }
 TOKENS = torch.randint(0, 258, (37,), generator=torch.Generator().manual_seed(1))
 

@@ -50,9 +50,9 @@ OF_SHARES: Chain = [
     ((2, 2), 1),
 ]
 VARIANTS = {
-    "bf16": Variant("bf16", tied=False, clip=0.4),
+    "bf16": Variant("bf16", tied=False, clip=0.4, qwen3=True),
     "experts": Variant("fp32", tied=True, clip=0.4, balance="bias"),
-    "bf16 shares": Variant("bf16", tied=False, clip=0.4, balance="loss", shared=True),
+    "bf16 shares": Variant("bf16", tied=False, clip=0.4, balance="loss", shared=True, qwen3=True),
 }
 MORE = {  # `pytest -m slow` runs them
     "tied": Variant("fp32", tied=True, clip=0.4),

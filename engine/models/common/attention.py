@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.config.schema import Model
+from engine.models.common.norm import RMSNorm
 from engine.models.common.part import Enter, as_it_is
 from engine.models.common.pointwise import ROTATE, Op
 from engine.models.common.rope import Rotation
@@ -115,19 +116,25 @@ class Attention(nn.Module):
     enter: Enter = staticmethod(as_it_is)
     leave: Callable[[Tensor], Tensor] = staticmethod(as_it_is)
 
-    def __init__(self, shape: Model, tp: int = 1) -> None:
-        """With tensor parallelism of degree `tp`, H and G are the heads of one device."""
+    def __init__(self, shape: Model, tp: int = 1, qk_norm: bool = False) -> None:
+        """With tensor parallelism of degree `tp`, H and G are the heads of one device.
+
+        `qk_norm` normalises the queries and keys of each head, before the rotary embedding.
+        """
         super().__init__()
         self.head_dim = shape.head_dim
         queries, keys = (heads // tp * shape.head_dim for heads in (shape.heads, shape.kv_heads))
         self.q, self.k, self.v = (Linear(shape.hidden, width) for width in (queries, keys, keys))
         self.out = Linear(queries, shape.hidden)
+        self.q_norm, self.k_norm = (
+            RMSNorm(shape.head_dim, shape.norm_eps) if qk_norm else nn.Identity() for _ in range(2)
+        )
 
     def project(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Project x [T,C] to q [T,H,D], k and v [T,G,D], and apply the rotary embedding to q and k."""
         x = self.enter(x, len(rotation[0]))
         q, k, v = (projection(x).unflatten(-1, (-1, self.head_dim)) for projection in (self.q, self.k, self.v))
-        return self.op(q, *rotation), self.op(k, *rotation), v
+        return self.op(self.q_norm(q), *rotation), self.op(self.k_norm(k), *rotation), v
 
     def output(self, attended: Tensor) -> Tensor:
         """Project the output of attention [T,H,D] to [T,C]."""

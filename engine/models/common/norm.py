@@ -26,7 +26,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x [T,size] over its last dimension; the result has its shape and dtype."""
+        """Normalise x [T,size] or [T,H,size] over its last dimension; the result has its shape and dtype."""
         return self.op(x, self.shared(self.weight), self.eps)
 
 

@@ -65,7 +65,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def _norm_backward(dout: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, None]:
     """With n = x * scale and g = dout * weight: dweight = sum_T(dout * n), dx = scale * (g - n * mean_C(g * n))."""
     normed, gradient = x * scale, dout * weight.to(scale.dtype)
-    dweight = (dout * normed).sum(0)
+    dweight = (dout * normed).flatten(0, -2).sum(0)
     mean = (gradient * normed).mean(-1, keepdim=True)
     # In place, because more tensors in the wider dtype would raise the peak memory of a layer's backward pass.
     dx = gradient.sub_(normed.mul_(mean)).mul_(scale)
@@ -95,6 +95,7 @@ def _rotate_backward(dout: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, No
     return _rotate(dout, cos, -sin)[0], None, None
 
 
-NORM = Op(_norm, _norm_backward, keeps=(0, 1))  # x [T,C], weight [C], eps -> [T,C]; also saves one number per row
+# x [T,C] or [T,H,D], weight of the last dim, eps -> the shape of x; also saves one number per row
+NORM = Op(_norm, _norm_backward, keeps=(0, 1))
 SWIGLU = Op(_swiglu, _swiglu_backward, keeps=(0, 1))  # gate [T,F], up [T,F] -> silu(gate) * up, [T,F]
 ROTATE = Op(_rotate, _rotate_backward, keeps=(1, 2))  # x [T,H,D], cos and sin [T,1,D] -> [T,H,D]

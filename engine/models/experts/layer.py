@@ -124,7 +124,8 @@ class LocalRoute:
 
 class Experts(nn.Module):
     """Sends each token through the k of E SwiGLU experts with the largest router probability, and adds their outputs,
-    weighted by these probabilities divided by their sum (Jiang et al. 2024, section 2.1).
+    weighted by these probabilities divided by their sum (Jiang et al. 2024, section 2.1), or by the probabilities
+    themselves if `norm_top_k` is false.
 
     With `balance.by=bias`, experts are chosen by probability plus bias, but weighted by probability only (Wang et al.
     2024, auxiliary-loss-free load balancing). The bias is stored as an integer, in units of `bias_rate`, so that it is
@@ -141,6 +142,7 @@ class Experts(nn.Module):
         """A device has 1 / tp of the width of every expert, or 1 / ep of the experts."""
         super().__init__()
         self.top_k, self.tp, width, stored = shape.top_k, tp, shape.ffn // tp, shape.experts // ep
+        self.norm_top_k = shape.norm_top_k
         self.router = Router(shape.hidden, shape.experts)
         self.gate = nn.Parameter(torch.zeros(stored, width, shape.hidden))
         self.up = nn.Parameter(torch.zeros(stored, width, shape.hidden))
@@ -164,7 +166,8 @@ class Experts(nn.Module):
             scores = scores + self.rate * self.bias.to(scores.dtype)
         chosen = scores.topk(self.top_k, dim=-1).indices
         weights = probabilities.gather(-1, chosen)
-        weights = weights / weights.sum(-1, keepdim=True)
+        if self.norm_top_k:
+            weights = weights / weights.sum(-1, keepdim=True)
         path = _Path(self.route, logits.shape[1])
         hidden = self.op(*_Enter.apply(x, chosen, self.gate, self.up, path))
         return _Leave.apply(hidden, weights, chosen, self.down, path, x.dtype), logits, chosen

@@ -23,8 +23,27 @@ ANY = pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 
 def shape(rope: Rope = ROPES["none"], head_dim: int = 128, theta: float = 5e5) -> Model:
     """Return a model of two heads."""
-    size = {"layers": 1, "hidden": 2 * head_dim, "heads": 2, "kv_heads": 1, "ffn": 8, "experts": 1, "top_k": 1}
-    return Model(**size, name="x", family="llama", vocab=9, rope_theta=theta, rope=rope, norm_eps=1e-5, tied=False)
+    size = {
+        "layers": 1,
+        "hidden": 2 * head_dim,
+        "heads": 2,
+        "kv_heads": 1,
+        "ffn": 8,
+        "experts": 1,
+        "top_k": 1,
+        "head_size": None,
+    }
+    return Model(
+        **size,
+        name="x",
+        family="llama",
+        norm_top_k=True,
+        vocab=9,
+        rope_theta=theta,
+        rope=rope,
+        norm_eps=1e-5,
+        tied=False,
+    )
 
 
 def theirs(model: Model, positions: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
