@@ -248,7 +248,7 @@ VARIANTS = [
     Variant("fp32", tied=True, clip=0.4, stage=2, qwen3=True, meshes=[HDP, TP]),
     Variant("bf16", tied=True, clip=0.4, stage=3, qwen3=True, meshes=[HDP, TP]),
     Variant("fp32", tied=False, clip=0.4, balance="loss", stage=3, qwen3=True, meshes=[HDP, TP]),
-    Variant("fp32", tied=True, clip=0.4, balance="loss", shared=True, qwen3=True, meshes=[HDP, EP, WIDE_EP]),
+    Variant("fp32", tied=True, clip=0.4, balance="loss", shared=True, meshes=[HDP, EP, WIDE_EP]),
     Variant("bf16", tied=False, clip=0.1, balance="loss", shared=True, meshes=[HDP, EP, WIDE_EP]),
     Variant("fp32", tied=False, clip=0.4, balance="bias", stage=2, shared=True, meshes=[HDP, WIDE_EP]),
 ]
