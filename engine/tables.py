@@ -27,7 +27,7 @@ class Table(dict[str, Entry]):
         if not isinstance(entry, self.kind):
             traits = ", ".join(self.kind.__annotations__)
             given = getattr(entry, "__name__", type(entry).__name__)
-            raise TypeError(f"the entry {name!r} is {given}, but must be a {self.kind.__name__}, with {traits}")
+            raise TypeError(f"the entry {name!r} is {given}, not a {self.kind.__name__} with {traits}")
         super().__setitem__(name, entry)
 
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from engine.config import keys, mesh_checks, tree
 from engine.config.explain.spelling import did_you_mean
-from engine.config.schema import Config, Rope
+from engine.config.schema import OPTIMIZERS, Config, Rope
 from engine.config.secret import has_secret
 from engine.config.units import counted
 from engine.errors import Problem
 from engine.family.families import FAMILIES
+from engine.tables import imported
 
 LEAST_MEMORY = 2**20  # bytes of a device; less is a number without its unit
 _MAX_GIB = 1024  # a number of bytes up to this is meant in GiB
@@ -164,6 +165,14 @@ def betas_are_below_one(config: Config) -> Problem | None:
     return Problem(
         f"must be at least 0 and less than 1, not {betas}", "optimizer.betas", "for example optimizer.betas=[0.9,0.95]"
     )
+
+
+@_rule
+def optimizer_takes_parts_of_matrices(config: Config) -> Problem | None:
+    if not imported(OPTIMIZERS)[config.optimizer.name].whole_matrices:
+        return None
+    message = f"{config.optimizer.name} needs whole matrices, but ZeRO gives each rank a part of the flattened ones"
+    return Problem(message, "optimizer.name", "choose another optimizer")
 
 
 @_rule

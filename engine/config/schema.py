@@ -318,6 +318,7 @@ class Cluster(Section):
     )
 
 
+OPTIMIZERS = "engine.cost.optimizers:OPTIMIZERS"
 BASELINE = "static"  # the planner that others are compared with
 BEST = "adaptive"  # the planner that hints recommend
 
@@ -340,7 +341,7 @@ class Planner(Section):
 class Optimizer(Section):
     """The update rule, its learning rate and its schedule."""
 
-    name: Literal["adamw", "sgd"]
+    name: Annotated[str, Choice(OPTIMIZERS)]
     lr: float = Field(gt=0, le=1e30, description="learning rate after the warm-up")
     min_lr_ratio: float = Field(ge=0, le=1, description="final learning rate as a fraction of optimizer.lr")
     warmup_steps: int = Field(ge=0, le=_STEPS, description="steps of linear warm-up of the learning rate")

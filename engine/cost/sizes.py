@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from engine.config import schema
 from engine.cost.flops import kinds
+from engine.cost.optimizers import KINDS, states_of
 from engine.cost.stages import stages
 from engine.family.families import family_of
 from engine.family.layers import part
+from engine.family.parameters import Parameter, of_ends
 
 ELEMENT = {"bf16": 2, "fp32": 4, "fp64": 8}
 BUCKET = 1 << 26  # gradient elements that are reduced at once; a larger parameter is reduced separately
@@ -32,22 +37,25 @@ def expert_parameters(model: schema.Model) -> int:
     return sum(count * one.elements for count, layer in experts for one in layer if one.stacked)
 
 
-def device_parameters(config: schema.Config, stage: int, ep: int | None = None) -> int:
+def device_parameters(
+    config: schema.Config, stage: int, ep: int | None = None, only: Callable[[Parameter], bool] = lambda one: True
+) -> int:
     """Number of parameters on a device of a stage: those of its layers, and at the ends the embedding and the head.
 
     Tensor parallelism splits most matrices (engine/family/parameters.py), and the vocabulary in equal parts, the last
     one padded. A head that shares the embedding's weights is a copy of them if it is on another stage. `ep` devices
-    share the experts; by default as many as the config says.
+    share the experts; by default as many as the config says. Counts the parameters for which `only` is true.
     """
     model, tp, pp = config.model, config.parallel.tp, config.parallel.pp
     family, layers = family_of(model), 0
     for kind in part(family.layers(model), stages(config)[stage]):
-        for one in family.of_layer(model, kind):
+        for one in filter(only, family.of_layer(model, kind)):
             whole = one.elements // (ep or config.parallel.ep) if one.stacked else one.elements
             layers += kind.count * (whole if one.split is None else whole // tp)
     rows, first, last = -(-model.vocab // tp) * model.hidden, stage == 0, stage == pp - 1
-    ends = rows * (first + last - (first and last and model.tied)) + model.hidden * last
-    return layers + ends
+    embedding, norm, _ = of_ends(model)
+    ends = rows * (first + last - (first and last and model.tied)) * only(embedding)
+    return layers + ends + model.hidden * last * only(norm)
 
 
 def bucket_elements(model: schema.Model, devices: int = 1) -> int:
@@ -61,12 +69,30 @@ def is_bf16_optimizer(config: schema.Config) -> bool:
 
 
 def optimizer_tensors(optimizer: schema.Optimizer) -> int:
-    """Values that an optimizer keeps per parameter: the master weight, and AdamW's two moments or SGD's momentum."""
-    return {"adamw": 3, "sgd": 2 if optimizer.betas[0] else 1}[optimizer.name]
+    """Values that an optimizer keeps per element of a matrix: the master weight, and AdamW's moments for example."""
+    return 1 + states_of(optimizer)["matrix"]
+
+
+def moments(config: schema.Config, stage: int, ranks: int, partition: int) -> int:
+    """Elements of an optimizer's states besides master weights on a device of a stage, which has `partition` of these.
+
+    ZeRO partitions each kind of parameters by itself over the `ranks`.
+    """
+    kept = states_of(config.optimizer)
+    found = kept["matrix"] * partition
+    for kind in KINDS:
+        if kept[kind] != kept["matrix"]:
+            count = device_parameters(config, stage, ep=1, only=partial(_is_of_kind, kind))
+            found += (kept[kind] - kept["matrix"]) * -(-count // ranks)
+    return found
+
+
+def _is_of_kind(kind: str, parameter: Parameter) -> bool:
+    return kind == ("expert" if parameter.stacked else "matrix" if parameter.is_matrix else "vector")
 
 
 def update_bytes(optimizer: schema.Optimizer, dtype: str) -> int:
-    """Bytes that an update reads and writes per parameter: the optimizer's values and the weight."""
+    """Bytes that an update reads and writes per element of a matrix: the optimizer's values and the weight."""
     b, w = element_bytes(dtype)
     return 2 * optimizer_tensors(optimizer) * w + b
 

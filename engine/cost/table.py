@@ -19,7 +19,7 @@ from engine.config import schema
 from engine.config.devices import uses_gpus
 from engine.cost import sizes
 from engine.cost.flops import largest_layer
-from engine.cost.sizes import device_parameters, element_bytes, is_bf16_optimizer, optimizer_tensors, parameters, pinned
+from engine.cost.sizes import device_parameters, element_bytes, is_bf16_optimizer, moments, parameters, pinned
 from engine.cost.times import rounds_per_call
 from engine.family.families import family_of
 
@@ -36,7 +36,8 @@ LETTERS = {
     "S": "size of a ZeRO partition: P / ranks, where P counts the experts of the whole ep group",
     "H, Y, E, L": "parameters of the head; of the largest layer's matrices; of one SwiGLU matrix of all experts; "
     "L = max(H, E)",
-    "n": "tensors of the optimizer: 3 with AdamW; SGD 2, or 1 without momentum",
+    "m": "elements of the optimizer's states besides master weights: 2 * S with AdamW; S with SGD, or 0 without "
+    "momentum",
     "BUCKET, B": "67,108,864 elements (`reduce_bucket_size`); B = min(P, BUCKET)",
     "REDUCED, SUB_GROUP": "500,000,000 and 1,000,000,000 elements, DeepSpeed's defaults",
     "c": "bytes per element of the copies made for gradient reduction: w in stage 3; in stage 2 b, or b + w if b < w",
@@ -115,7 +116,7 @@ ROWS = (
         _Z12 + "copy_grads_in_partition"),
     Row(ALWAYS, "gradients", "partition of the gradients", "w * S", "stage == 3 and not on_host",
         _Z3 + "grad_partitions_flat_buffer"),
-    Row(ALWAYS, "optimizer", "partition of master weights and moments", "n * w * S", "not on_host",
+    Row(ALWAYS, "optimizer", "partition of master weights and moments", "w * (S + m)", "not on_host",
         _Z12 + "initialize_optimizer_states"),
     Row(ALWAYS, "gather_buffers", "gradient bucket", "b * B", "stage == 2", _Z12 + "setup_buckets"),
     Row(ALWAYS, "gather_buffers", "gradient bucket", "w * B", "stage == 1 and not bf16_optimizer and not cpu",
@@ -141,12 +142,12 @@ ROWS = (
         _Z12 + "temp_grad_buffer_for_cpu_offload"),
     Row(HOST, "host", "accumulated gradients", "pinned(w * S, many=True)", "on_host and stage == 2 and b == w",
         _Z12 + "async_accumulate_grad_in_cpu_via_gpu"),
-    Row(HOST, "host", "moments", "(n - 1) * w * S", "on_host and stage < 3", "torch/optim/adam.py: _init_group"),
+    Row(HOST, "host", "moments", "w * m", "on_host and stage < 3", "torch/optim/adam.py: _init_group"),
     Row(HOST, "host", "accumulated gradients", "pinned(w * S)", "on_host and stage == 3",
         _Z3 + "grad_partitions_flat_buffer"),
     Row(HOST, "host", "gradients for the update", "pinned(w * S, many=S > SUB_GROUP)", "on_host and stage == 3",
         _Z3 + "initialize_optimizer_states"),
-    Row(HOST, "host", "master weights and moments", "n * w * S", "on_host and stage == 3",
+    Row(HOST, "host", "master weights and moments", "w * (S + m)", "on_host and stage == 3",
         _Z3 + "_create_fp32_partitions"),
     Row(HOST, "host", "partition of the weights", "pinned(b * S)", "weights_on_host",
         _Z3 + "_create_param_groups_fp16_flat_cpu_memory"),
@@ -314,7 +315,7 @@ def letters(
         "BUCKET": sizes.BUCKET,
         "REDUCED": sizes.REDUCED,
         "SUB_GROUP": sizes.SUB_GROUP,
-        "n": optimizer_tensors(config.optimizer),
+        "m": 0 if stage is None else moments(config, stage, ranks, -(-sharded // ranks)),
         "c": w if zero == 3 or b == w else b + w,
         "stage": zero,
         "on_host": config.optimizer.on_host,

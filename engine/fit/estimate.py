@@ -121,7 +121,7 @@ def copy_bytes(config: Config, settings: PlanSettings) -> int:
     """Bytes of the files that rank 0 writes for a checkpoint: its partition, and below stage 3 all weights."""
     values = letters(config, settings.ranks, stage=0)
     weights = values["b"] * values["P"] if config.zero.stage < 3 else 0
-    return int(weights + values["n"] * values["w"] * values["S"])
+    return int(weights + values["w"] * (values["S"] + values["m"]))
 
 
 def most_on_host(config: Config, settings: PlanSettings) -> Estimate:

@@ -35,8 +35,10 @@ def load_resharded(engine: Any, saved: SavedStates, stage: int, axes: Axes | Non
         optimizer.checkpoint_event_prologue()
     masters: list[Tensor] = next(getattr(optimizer, name) for name in _MASTERS if hasattr(optimizer, name))
     groups = [{name: shape.numel() for name, shape in shapes.items()} for shapes in engine._get_zero_param_shapes()]
+    firsts = [next(iter(group)) for group in groups]  # parameters of a group have the same states
     states = [
-        {key: flat.detach() if key == MASTER else torch.zeros_like(flat) for key in saved.keys} for flat in masters
+        {key: flat.detach() if key == MASTER else torch.zeros_like(flat) for key in saved.keys(first)}
+        for first, flat in zip(firsts, masters, strict=True)
     ]
     for flat in masters:
         flat.zero_()  # the padding
@@ -49,9 +51,9 @@ def load_resharded(engine: Any, saved: SavedStates, stage: int, axes: Axes | Non
             for key, flat in states[place.group].items():
                 saved.read(name, key, ep_rank * place.size + start, flat[at : at + stop - start], tp, tp_rank)
 
-    for flat, of_flat in zip(masters, states, strict=True):
+    for first, flat, of_flat in zip(firsts, masters, states, strict=True):
         moments = {key: tensor for key, tensor in of_flat.items() if key != MASTER}
-        optimizer.optimizer.state[flat] = moments | _step(saved.step, flat)
+        optimizer.optimizer.state[flat] = moments | _step(saved.step(first), flat)
     for name, buffer in engine.module.named_buffers():
         if name in saved.buffers:
             buffer.copy_(saved.buffers[name])
@@ -66,7 +68,7 @@ def load_resharded(engine: Any, saved: SavedStates, stage: int, axes: Axes | Non
 
 
 def _step(step: int | None, flat: Tensor) -> dict[str, Any]:
-    """The optimizer's count of updates as it stores it: SGD has none."""
+    """The optimizer's count of updates as it stores it; SGD, for example, has none."""
     if step is None:
         return {}
     # Fused AdamW needs it on the device of the weights that it updates.

@@ -31,6 +31,7 @@ from engine.models.split import dim_of, runs
 from engine.zero.partition import places
 
 MASTER = "master"  # the key of the fp32 master weights among the states of a parameter
+_STEP = "step"  # that of the optimizer's count of updates, which is no tensor like the parameter
 # DeepSpeed's names of the flat master weights, and of the state of the optimizer that updates them.
 _STAGE_1_OR_2 = "single_partition_of_fp32_groups", "base_optimizer_state"
 _STAGE_3 = "fp32_flat_groups", "optimizer_state_dict"
@@ -100,10 +101,9 @@ class _Device:
         """The number of HDP ranks."""
         return len(self._files)
 
-    @property
-    def first(self) -> dict[str, Any]:
-        """The states of the first group on HDP rank 0."""
-        return self._states(0)[0]
+    def group_of(self, name: str) -> dict[str, Any]:
+        """The states of a parameter's group on HDP rank 0, flat, by key."""
+        return self._states(0)[self._places[name].group]
 
     def read(self, name: str, key: str, start: int, out: Tensor) -> None:
         """Copy elements of the flattened part of a parameter's state, beginning with `start`, into `out`.
@@ -150,11 +150,21 @@ class SavedStates:
                 self._devices.setdefault(name, of_stage)
                 self.shapes.setdefault(name, torch.Size(table[name].shape))
             self.buffers |= of_stage[0].buffers
-        self.ranks, self.stage, first = devices[0].ranks, devices[0].stage, devices[0].first
-        # AdamW has `exp_avg`, `exp_avg_sq` and `step`, a tensor (in older checkpoints also an int); SGD has
-        # `momentum_buffer` or nothing.
-        self.keys = [key for key in first if key != "step"]
-        self.step = int(first["step"]) if "step" in first else None  # the optimizer's number of updates
+        self.ranks, self.stage = devices[0].ranks, devices[0].stage
+
+    def keys(self, name: str) -> list[str]:
+        """Return the keys of the states of a parameter: of the master weight, and of what the optimizer keeps."""
+        return [key for key in self._of_group(name) if key != _STEP]
+
+    def step(self, name: str) -> int | None:
+        """Return the number of updates that the optimizer has counted for a parameter; None if it counts none."""
+        found = self._of_group(name).get(_STEP)  # a tensor; in older checkpoints also an int
+        return None if found is None else int(found)
+
+    def _of_group(self, name: str) -> dict[str, Any]:
+        """The states on HDP rank 0 of the group of a parameter."""
+        found = name if name in self._devices else _TIED.get(name, name)
+        return self._devices[found][0].group_of(found)
 
     def read(self, name: str, key: str, start: int, out: Tensor, tp: int = 1, tp_rank: int = 0) -> None:
         """Copy elements of a parameter's state `key`, beginning with the element `start`, into the 1-D tensor `out`.

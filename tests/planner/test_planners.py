@@ -116,7 +116,7 @@ def test_an_added_planner_is_simulated_listed_and_completed(added: None, capsys:
 
 
 def test_a_planner_without_its_traits_is_refused() -> None:
-    with pytest.raises(TypeError, match="the entry 'wide' is opposite, but must be a Planner, with plan, modes, peers"):
+    with pytest.raises(TypeError, match="the entry 'wide' is opposite, not a Planner with plan, modes, peers"):
         PLANNERS["wide"] = opposite  # type: ignore[assignment]
     with pytest.raises(TypeError, match="missing 2 required positional arguments: 'peers' and 'most_peers'"):
         Planner(opposite, ("free",))  # type: ignore[call-arg]

@@ -30,7 +30,7 @@ from engine.run.folder import RunFolder
 from engine.trainer.export import export_weights
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
-from engine.zero.states import MASTER, SavedStates, model_weights
+from engine.zero.states import SavedStates, model_weights
 from tests.meshes import STEPS, WORLD, Groups, Variant, batches, build, zero_settings
 from tests.run.damage import TOKEN
 from tests.world import run_world
@@ -68,7 +68,7 @@ def states_of(folder: Path, table: Parameters) -> dict[str, Tensor]:
     """All states of a checkpoint by parameter and key, whole."""
     saved, found = SavedStates(folder, table), {}
     for name, shape in saved.shapes.items():
-        for key in (MASTER, *saved.keys):
+        for key in saved.keys(name):
             found[f"{name} {key}"] = torch.zeros(shape.numel())
             saved.read(name, key, 0, found[f"{name} {key}"])
     return found

@@ -111,7 +111,7 @@ def test_an_added_format_is_among_the_values_of_its_key(folder: Path, capsys: py
 
 
 def test_a_format_without_its_traits_is_refused() -> None:
-    with pytest.raises(TypeError, match="the entry 'stanzas' is StanzaBlock, but must be a Format, with block, blocks"):
+    with pytest.raises(TypeError, match="the entry 'stanzas' is StanzaBlock, not a Format with block, blocks"):
         FORMATS["stanzas"] = StanzaBlock  # type: ignore[assignment]
     with pytest.raises(TypeError, match="missing 3 required positional arguments: 'pattern', 'words', and 'inside'"):
         Format(StanzaBlock, stanza_blocks, STANZAS.sample)  # type: ignore[call-arg]
