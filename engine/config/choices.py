@@ -1,6 +1,7 @@
 """Keys whose values are the names in a table of a package above the config, such as planners.
 
-The table is looked up by its path, when a value is checked: it is the only thing that the config takes from above.
+Tables are looked up by their paths, and only when a value is checked or a trait is needed: nothing else is taken from
+above.
 """
 
 from __future__ import annotations

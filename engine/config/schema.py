@@ -318,6 +318,7 @@ class Cluster(Section):
     )
 
 
+PLANNERS = "engine.planner.planners:PLANNERS"
 OPTIMIZERS = "engine.cost.optimizers:OPTIMIZERS"
 BASELINE = "static"  # the planner that others are compared with
 BEST = "adaptive"  # the planner that hints recommend
@@ -326,7 +327,7 @@ BEST = "adaptive"  # the planner that hints recommend
 class Planner(Section):
     """The assignment of sequences to ranks."""
 
-    name: Annotated[str, Choice("engine.planner.planners:PLANNERS")] = Field(
+    name: Annotated[str, Choice(PLANNERS)] = Field(
         description="planning algorithm; naive and balanced follow the paper's algorithms 1 and 2"
     )
     mode: Literal["auto", "free", "lockstep", "pipeline"] = Field(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from engine.cluster.cluster import Cluster
 from engine.config.devices import uses_gpus
-from engine.config.schema import Config, Parallel
+from engine.config.schema import PLANNERS, Config
+from engine.tables import imported
 
 _CONTEXT = 1 << 30  # of a GPU: CUDA context, handles and workspaces of libraries
 # NCCL on a GPU, if there are several. A communicator has buffers for its collectives: 688 MiB were measured with four
@@ -19,7 +20,7 @@ _COMMUNICATOR = 688 << 20
 # of eight H100). Between nodes there are at most two channels a peer, so this is an upper bound, which also covers more
 # peers on other nodes.
 _PEER = 32 * (12 << 20)
-PEERS = 4  # of a rank in all of its rings (planner/planners.py)
+PEERS = 4  # of a rank in all of its rings, unless its planner needs more (planner/planners.py)
 _PEERS_IN_TEAMS = 16  # in a pipeline, where rings have teams of up to four
 _FRAGMENTATION = 5  # percent of the tensors on a GPU: PyTorch's allocator with expandable segments
 # A rank of cluster=local is a process on a CPU. Before the first tensor, Python, PyTorch and DeepSpeed take 314 MiB.
@@ -46,7 +47,7 @@ class Allowance:
         devices, in_node = devices or Cluster.of(config.cluster).ranks, config.cluster.ranks_per_node
         if config.cluster.hostfile is not None and config.parallel.pp > 1:
             in_node = max(node.devices for node in Cluster.of(config.cluster).nodes)
-        context = _CONTEXT + (_nccl(devices, in_node, config.parallel) if devices > 1 else 0)
+        context = _CONTEXT + (_nccl(devices, in_node, config) if devices > 1 else 0)
         return cls(context, _FRAGMENTATION, config.cluster.headroom)
 
     def free(self, memory: int) -> int:
@@ -62,12 +63,12 @@ class Allowance:
         return -(-tensors * self.percent // 100)
 
 
-def _nccl(devices: int, in_node: int, parallel: Parallel) -> int:
+def _nccl(devices: int, in_node: int, config: Config) -> int:
     """Bytes of NCCL's buffers on each of `devices` devices, of which a node has `in_node`."""
-    tp, pp = parallel.tp, parallel.pp
+    parallel, tp, pp = config.parallel, config.parallel.tp, config.parallel.pp
     communicators = 2 + (tp > 1) + (pp > 1) + 2 * (parallel.ep > 1)
     others = devices // (tp * pp) - 1
-    peers = min(PEERS, others)
+    peers = min(max(PEERS, imported(PLANNERS)[config.planner.name].most_peers), others)
     if pp > 1:
         peers = max(peers, min(_PEERS_IN_TEAMS, others, in_node // tp - 1))
     return communicators * _COMMUNICATOR + max(0, peers) * _PEER

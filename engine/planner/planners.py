@@ -28,7 +28,7 @@ class Planner:
     peers: returns the HDP ranks with which the rings of each rank may exchange messages in any step, [P, N], where the
         rank itself and repetitions count for nothing. They are connected before the first step; `verify` refuses a plan
         with others.
-    most_peers: of a rank in one step. In a smaller world all other ranks are as many as it needs.
+    most_peers: of a rank in one step; in a smaller world, all other ranks. The memory estimate has room for so many.
     by_equation_3: offloads by equation 3 of the paper, not only what the capacity needs (ratios.py).
     bound: returns a lower bound of the time of a step, in ns, for `tune`.
     tight_bound: the bound is nearly that time, and cheap.

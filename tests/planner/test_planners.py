@@ -14,7 +14,7 @@ import pytest
 
 from bytescale_cli.main import run
 from engine.config.load import load
-from engine.cost.allowance import PEERS
+from engine.cost.allowance import PEERS, Allowance
 from engine.errors import ConfigError, PlanError
 from engine.planner.checks import check_planner
 from engine.planner.make import plan_step
@@ -113,6 +113,16 @@ def test_an_added_planner_is_simulated_listed_and_completed(added: None, capsys:
     assert run(["plan", *asked[1:], "planner.name=opposit", "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["key"] == "planner.name" and "did you mean opposite?" in error["hint"]
+
+
+def test_the_memory_of_many_peers_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's buffers for them are not left to chance. A world has no more than all others."""
+    monkeypatch.setitem(PLANNERS, "opposite", replace(OPPOSITE, most_peers=9))
+    for devices, more in ((4, 0), (8, 3), (64, 5)):
+        few, many = (
+            Allowance.of(load(["cluster=h200x8", f"planner.name={name}"]), devices) for name in ("naive", "opposite")
+        )
+        assert many.context - few.context == more * 384 << 20
 
 
 def test_a_planner_without_its_traits_is_refused() -> None:
