@@ -58,7 +58,7 @@ MIXED = Optimizer(
 
 
 def config_of(stage: int, *more: str) -> schema.Config:
-    chosen = ["dtype=fp32", "optimizer.name=mixed", f"zero.stage={stage}"]
+    chosen = ["model.family=mixtral", "dtype=fp32", "optimizer.name=mixed", f"zero.stage={stage}"]
     return load(["recipe=quickstart", *(f"model.{one}" for one in SHAPE), *EXPERTS, *chosen, *more])
 
 
