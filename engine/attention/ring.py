@@ -71,6 +71,7 @@ def attend(
         raise ValueError("a layout with rings needs a comm")
     rings = Rings(layout, comm, kernel, Prefixes() if prefixes is None else prefixes, layer)
     out: Tensor = _RingAttention.apply(q, k, v, rings)
+    # In training the backward passes free the K,V of slices. Without one they are dropped after the last slice.
     if not torch.is_grad_enabled():
         for ring in layout.rings:
             if not ring.shard.later:
@@ -109,6 +110,7 @@ class _Saved(NamedTuple):
 def _forward(q: Tensor, k: Tensor, v: Tensor, rings: Rings) -> tuple[Tensor, Tensor]:
     """Compute the output [T,H,D] and log-sum-exp [T,H]: in the wider dtype with rings, else in the kernel's."""
     layout, kernel = rings.layout, rings.kernel
+    # Slices that come later attend to these K,V, so they stay on this rank until the slice's backward pass.
     for ring in layout.rings:
         if ring.shard.later:
             number = len(ring.shard.earlier)
@@ -120,16 +122,22 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, rings: Rings) -> tuple[Tensor, Ten
     for number in range(layout.calls("forward")):
         transfers = _Transfers(_hops(rings, number, "forward", moving), stream)
         if number == 0:
+            # The causal call needs no keys of other ranks, so it hides the first transfers. Without rings its results
+            # stay in the kernel's dtype, and nothing is copied.
             if (call := layout.causal_call(transfers.running)) is not None:
                 out, lse = kernel.forward(q, k, v, call)
             out, lse = _widened(layout, out, lse)
             out, lse = _extended(out, layout, 0.0), _extended(lse, layout, -torch.inf)
+        # The kernel normalises over the keys of this call alone. `merge` weights the results by their log-sum-exp, so
+        # that they become those over all keys so far.
         if blocks := layout.blocks(number):
             call, keys = call_of(blocks, transfers.running), _keys(moving, blocks, layout.rounds_of(number))
             part_out, part_lse = kernel.forward(_rows(queries, blocks), *keys, call)
             for block, o, part in zip(blocks, *_split(blocks, part_out, part_lse), strict=True):
                 kernel.merge(out[block.rows], lse[block.rows], o, part)
         transfers.finish()
+    # Each mate has attended to other keys with this rank's queries: these partial results are merged like those of a
+    # call.
     if layout.teams:
         for ring, part in _results_of_mates(torch.cat((out, lse[..., None]), dim=-1), rings):
             kernel.merge(out[ring.rows], lse[ring.rows], part[..., :-1], part[..., -1])
@@ -147,12 +155,15 @@ def _backward(saved: _Saved, rings: Rings) -> tuple[Tensor, Tensor, Tensor]:
     layout, kernel = rings.layout, rings.kernel
     dout, q, k, v, out, lse = saved
     moving = _Moving.of(_pack_kv(k, v, rings))
+    # Mates compute gradients for this rank's queries, so they need all that a kernel reads for each query.
     douts, queries, outs, lses = _with_mates(rings, dout, q, out, lse)
     dq, dk, dv = _widened(layout, *(torch.empty_like(x[:0]) for x in (q, k, v)))  # if T is 0
     stream = _stream_of(rings, k.device)
     for number in range(layout.calls("backward")):
         transfers = _Transfers(_hops(rings, number, "backward", moving), stream)
         if number == 0:
+            # As in the forward pass, the causal call hides the first transfers. Its dK,dV are the first summands of the
+            # rank's own part.
             if (call := layout.causal_call(transfers.running)) is not None:
                 dq, dk, dv = kernel.backward(*saved, call)
             dq, dk, dv = _widened(layout, dq, dk, dv)
@@ -160,6 +171,7 @@ def _backward(saved: _Saved, rings: Rings) -> tuple[Tensor, Tensor, Tensor]:
             moving.sums.extend(_pack_dkv(dk, dv, rings))
         if blocks := layout.blocks(number):
             call, keys = call_of(blocks, transfers.running), _keys(moving, blocks, layout.rounds_of(number))
+            # Kernels get the merged `out` and `lse`, so the gradients of a block need no correction: they are added up.
             inputs = (_rows(douts, blocks), _rows(queries, blocks))
             results = (_rows(outs, blocks), _rows(lses, blocks))
             block_dq, block_dk, block_dv = kernel.backward(*inputs, *keys, *results, call)
@@ -173,6 +185,9 @@ def _backward(saved: _Saved, rings: Rings) -> tuple[Tensor, Tensor, Tensor]:
     moving.add(range(layout.rounds("forward")))  # if no ring makes a hop: those of one rank, or of one team
     for ring, part in _results_of_mates(dq, rings):
         dq[ring.rows] += part
+    # Each sum has returned to the rank that owns its part. Gradients of earlier slices wait in `prefixes`. The part for
+    # the ring's own shard is complete only if no later slice attends to it; otherwise `take` has what the later slices,
+    # whose backward passes came first, have added.
     for ring, home in zip(layout.rings, moving.sums, strict=True):
         *of_earlier, own = home.split(ring.slices, dim=1)
         rings.prefixes.add(ring.shard.sequence, rings.layer, of_earlier)

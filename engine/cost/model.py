@@ -160,6 +160,7 @@ class Costs:
         """
         during = self.fullest(tokens, offload, first, None if waiting is None else waiting[0])
         peak = self.fixed_bytes + np.maximum(during + self.ring_bytes * ring_tokens, self.closing_bytes)
+        # Stages are different devices: the fullest one decides whether a plan fits.
         for number, stage in enumerate(self.later_stages, start=1):
             own = None if waiting is None else waiting[number : number + 1]
             peak = np.maximum(peak, stage.peak_bytes(tokens, ring_tokens, offload, first, own))
@@ -177,6 +178,8 @@ class Costs:
         own = self.resident_here(tokens, offload)
         if waiting is None:
             waiting = (self.in_flight - 1) * own
+        # Rounded up. `token_bytes` counts all micro-batches in flight, of which `own` and `waiting` are the ones at
+        # hand.
         begins = -(-self.token_bytes * (own + waiting) // self.in_flight) + self.working(tokens) - fill
         # What the other micro-batches in flight hold stays until the pass ends.
         others = self.token_bytes * waiting // self.in_flight
@@ -292,6 +295,8 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     """
     model, tp = config.model, config.parallel.tp
     b, w = element_bytes(config.dtype)
+    # Seconds of one device: per token in linear layers, and per (query, key) pair in attention. Tensor parallelism
+    # divides both kinds of FLOPs by tp.
     linear = flops.linear_flops(model) / tp / rates.linear_flops_per_s
     attention = flops.attention(model)
     every = sum(one.flops for one in attention)
@@ -307,14 +312,19 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     near = config.parallel.ep <= min(node.devices for node in cluster.nodes)
     between = rates.node_bytes_per_s if near else min(rates.node_bytes_per_s, rates.network_bytes_per_s)
     shared_f, shared_b = (sent / between for sent in expert_collectives(config))
+    # What the backward pass computes a second time, as a fraction of the linear layers. Attention is computed a second
+    # time under `layer` only (`recompute_factor`).
     tiled = flops.ffn_ratio(model) if config.mlp_tile else 0.0
     recomputed = {"none": tiled, "layer": 1.0, "layer_keep_attention": 1.0}[config.recompute]
+    # Seconds in which the K,V of a token make one hop inside a node, per byte of an element. Hops between nodes take
+    # `inter_node_slowdown` times as long.
     kv = 2 * model.layers * model.kv_heads * model.head_dim / tp / rates.node_bytes_per_s
     # Two layers stay (equation 3). With two or fewer nothing is copied, but callers divide by the rate.
     copied_part = max(1, model.layers - 2) / model.layers
     saved = activations.layers_bytes(model, flops.kinds(model), config.dtype, config.recompute, config.mlp_tile)
     copied = copied_part * saved / tp / rates.copy_bytes_per_s
     slowdown = rates.node_bytes_per_s / rates.network_bytes_per_s if len(cluster.nodes) > 1 else 1.0
+    # Reading the weights takes as long in every micro-batch as `half_tokens` more tokens.
     fixed = rates.half_tokens * linear * (1 + rates.linear_backward)
     merged = 3 * w * model.layers * model.heads * model.head_dim / tp  # bytes per token: read twice, written once
     return Rates(

@@ -68,6 +68,8 @@ class Trainer:
         self.peak = peak and peak * groups.mesh.ranks  # FLOP/s of all devices
         self.pace = Pace(self.settings.costs, work_shares(config)[groups.mesh.place(groups.rank).pp])
         self.model, self.engine, self.context = build(config, groups, self.settings, weights)
+        # Connects to every peer that a plan may name, because the first message to a new peer would connect in the
+        # middle of a step.
         self.context.comm.meet(peers_of(groups.hdp_rank, self.settings), groups.device)
         (token,) = self.control.gather(random_name() if groups.rank == 0 else None)
         self.writer = BackgroundWriter(folder.checkpoints, groups.rank, token)
@@ -120,6 +122,8 @@ class Trainer:
         validates and saves. Returns ExitCode.OK, or PREEMPTED if a rank was asked to stop; then a checkpoint has been
         saved.
         """
+        # Allocated after the first step, when the optimizer has states, and in another thread, since it takes longer
+        # than the copy itself. A checkpoint that is due at once allocates by itself.
         reserved = not self.copies
         while not self._finished:
             try:
@@ -142,6 +146,7 @@ class Trainer:
 
     def one_step(self, stop: Callable[[], bool]) -> bool:
         """Run one step and log it. Returns whether any rank was asked to stop."""
+        # A checkpoint that could not be written ends the run here, before another step is computed.
         self.writer.check()
         began = time.perf_counter()
         progress.report("plan", step=self.step + 1)
@@ -150,6 +155,8 @@ class Trainer:
         if self.step + 1 < self.config.run.steps and planned.ended is None:
             self.data.request(planned.after)  # the next step is planned while this one runs
         plan, loss_tokens = planned.plan, max(1, int(planned.table.loss_tokens.sum()))
+        # Each node plans for itself. Ranks with different plans would wait for each other forever, so a difference ends
+        # the run before the first transfer.
         self.control.check_same(plan.digest)
         self._reserve_host(plan)
 
@@ -157,6 +164,8 @@ class Trainer:
         # Until `engine.step` returns the norm, the host does not wait for the device.
         backward = partial(self.engine.backward, step_loss_tokens=loss_tokens)
         loss_sum, times = run_step(plan, self.engine.forward, backward, self.data.input_reader(planned), self.context)
+        # The documents count as read even if the update is skipped below: otherwise the next step would read them
+        # again.
         self.step, self.cursor, self.ended = self.step + 1, planned.after, planned.ended
         progress.report("reduce")
         rate = learning_rate(self.step, self.config.run.steps, self.config.optimizer)
@@ -171,12 +180,15 @@ class Trainer:
         data_wait_s, peak_memory, host_short, stopping = self.control.largest(
             times.data_wait_s, peak or 0, offload.pop_short() if offload else 0, stop()
         )
+        # Validation comes after this line: its time is not part of the step. Ranks agree on `grad_norm`, so all of them
+        # skip the update or raise, and none is left waiting for another.
         step_s = time.perf_counter() - began
         self.skipped = 0 if updated else self.skipped + 1
         if self.skipped > (run.max_skips if run.on_nan == "skip" else 0):
             raise self._diverged_step(planned, times, loss, grad_norm)
         of_validation = self._validate()
         tokens = int(planned.table.length.sum())
+        # None stands for numbers that are not finite, which JSON lacks.
         line = {
             "step": self.step,
             "loss": loss if math.isfinite(loss) else None,
@@ -237,6 +249,7 @@ class Trainer:
             tokenizer=self.tokenizer,
             skipped=self.skipped,
         )
+        # Old checkpoints are removed only after the new one is published, and by the thread that publishes it.
         keep = checkpoints.Retention(run.keep_checkpoints, run.keep_every, run.keep_best)
 
         def prune(written: Path) -> None:

@@ -86,18 +86,24 @@ def run_step(
     `read_inputs` reads the inputs of a micro-batch. Returns the summed loss, a float64 scalar on the device, and the
     times. Stages other than the last return the loss of their own layers, which balances experts, or 0.
     """
+    # Losses are added on the device, so that the host need not wait for them, and in float64, so that the order of the
+    # micro-batches, which depends on the plan, hardly changes the sum.
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
     times = StepTimes(_mark(context.device))
     start, pipeline = times.began, context.pipeline
+    # The plan alone decides what runs next. A rank that chose by itself, for example whatever is ready, could wait for
+    # a rank that waits for it.
     micros = list(plan.of_rank(context.hdp_rank))
     order = actions(plan, context.hdp_rank, pipeline.stage if pipeline else 0)
     running: dict[int, tuple[Tensor, Any]] = {}  # input and output of forward passes whose backward is to come
     results: dict[Pass, Tensor] = {}  # of passes, until they are sent
     context.prefixes.clear()
     progress.report("data")
+    # Inputs are read one micro-batch ahead, in the order of the forward passes; backward passes need none.
     with closing(_load_ahead(_forward_order(order, micros), read_inputs, context.device)) as loaded:
         for kind, done in order:
             micro = micros[done.place]
+            # Transfers run beside the passes. Only the pass that needs what arrives waits for it, in `input_of`.
             if kind != "run":
                 _transfer(pipeline, kind, done, micro, results)
                 continue
@@ -110,6 +116,8 @@ def run_step(
                 if context.offload is not None:
                     context.offload.begin(micro.offload, len(inputs.tokens))
                 progress.report("forward", micro.index)
+                # What a stage receives is a leaf of its own autograd graph. The gradient of this leaf is what the stage
+                # before it needs to continue the backward pass.
                 given = inputs.tokens if arrived is None else arrived.requires_grad_()
                 out = micro_batch_output(forward, micro, inputs._replace(tokens=given), context)
                 stream, loss = out if isinstance(out, Between) else (out, out)
@@ -120,6 +128,8 @@ def run_step(
                     loss_sum += loss.detach()
                     times.losses.append((micro.index, loss.detach()))
             else:
+                # The backward pass starts from the loss on the last stage, and elsewhere from the gradient that the
+                # next stage has sent.
                 given, out = running.pop(done.place)
                 progress.report("backward", micro.index)
                 backward(out if arrived is None else _loss_of(out, arrived))
@@ -248,6 +258,7 @@ def _load_ahead(
             began = time.perf_counter()
             inputs, copied = loading.pop().result()
             waited_s = time.perf_counter() - began
+            # Submitted before the caller gets its own inputs: the thread reads while the caller computes.
             if following is not None:
                 loading.append(reader.submit(load, following))
             if copied is not None:

@@ -260,17 +260,22 @@ class Agent:
         # Ranks are not those of the torchrun that may have started this process.
         own = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
         environment = {**own, **job.environment, "LOCAL_WORLD_SIZE": str(len(job.ranks))}
+        # A launcher on another host may be cut off without a sign. Then silence ends the ranks, which would otherwise
+        # train on beside those of the next start.
         if not job.alone:
             self._silence_s = SILENCE_S
         # The launcher has checked its own host, but with its own variables.
         world = int(environment.get("WORLD_SIZE") or len(job.ranks))
         problem = unready(Need(len(job.ranks), world, 1 if tree is None else 2, job.gpus), environment)
+        # The interface towards the other hosts. Left to themselves, gloo and NCCL may choose one that no other host
+        # reaches.
         name = job.peer and interface_towards(job.peer)
         if name is None and tree is None:  # the only node: no other host needs to reach its ranks
             name = loopback_interface()
         if name:
             environment.setdefault("GLOO_SOCKET_IFNAME", name)
             environment.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without =, any name that begins so
+        # Ranks share the cores of the host; by default each would start as many threads as there are cores.
         threads = max((os.cpu_count() or 1) // len(job.ranks), 1)
         environment["OMP_NUM_THREADS"] = environment.get("OMP_NUM_THREADS") or str(threads)
         try:
@@ -289,6 +294,7 @@ class Agent:
                 self._tell_not_started(number, Cause(error.code, error.problems[0], whole=True))
             return
         self._selector.register(self._branch, selectors.EVENT_READ)
+        # Each rank compiles kernels in processes of its own, and these share the cores as well.
         workers = environment.get("TORCHINDUCTOR_COMPILE_THREADS") or str(min(threads, COMPILE_WORKERS))
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = workers
         with ExitStack() as ours:  # only ranks may keep these open: who ends must be noticed by the others

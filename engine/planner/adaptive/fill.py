@@ -74,10 +74,13 @@ def fill_slots(rates: Rates, lengths: Ints, most: Floats, slot: Slot, degree: In
 
     All arrays are [S]; `lengths` is in descending order. `most` is how many tokens of each sequence fit on one rank.
     """
+    # The times on rings of up to `_WIDE` ranks are computed once, because every trial of a slot length reads them.
     times = np.zeros((_WIDE + 1, len(lengths)))
     for wide in range(1, _WIDE + 1):
         for at in range(len(lengths)):
             times[wide, at] = ring_time(rates, float(lengths[at]), wide, slot.node, 0.0)
+    # Each slot is filled from the sequences that no earlier slot took. `open_` keeps them in descending order, on which
+    # the bisections below rely.
     open_ = np.arange(len(lengths))
     slots = 0
     while len(open_) > 0:
@@ -100,6 +103,7 @@ def _best_length(rates: Rates, rest: _Rest, slot: Slot, filling: _Filling) -> fl
 
     `filling` is overwritten with trials.
     """
+    # The time that the remaining work takes if no rank idles, so the least that is left of the step.
     mean = rest.times[1].sum() / slot.power
 
     # From the shortest slot in which the longest sequence can finish to the slot that fills its ranks' capacity.
@@ -110,9 +114,13 @@ def _best_length(rates: Rates, rest: _Rest, slot: Slot, filling: _Filling) -> fl
             quick = fastest(rates, tokens, begin, end, slot.node, 0.0)
             low = min(low, ring_time(rates, tokens, quick, slot.node, 0.0))
     low *= slot.slow.min()
+    # The 0.01 % keep a rounding error from excluding the longest sequence itself.
     high = max(low, min(slot.top, high * 1.0001 * slot.slow.max() * max(1.0, slot.holds * floor / tokens)))
+    # Much shorter slots only add fixed costs, unless little work is left.
     low = max(low, min(_SHORT * high, mean))
 
+    # First lengths from the longest down, each `_STEP` times the one before. Then, `_ROUNDS` times, the two neighbours
+    # of the best length, with the square root of the ratio.
     limits = [high]
     while limits[-1] > low:
         limits.append(max(low, limits[-1] * _STEP))
@@ -167,6 +175,8 @@ def _place_rings(rates: Rates, rest: _Rest, slot: Slot, limit: float, filling: _
     used, at, need = 0, 0, _least_ranks(rates, rest, slot, limit / slot.slow[0], 0)
     # With offload, one rank may hold a sequence that is longer than its capacity.
     while at < len(rest.lengths) and (need > 1 or rest.lengths[at] > slot.holds):
+        # A ring that fits in a node does not cross a border of nodes, where links are slower, if there are enough ranks
+        # behind that border.
         border = (used // slot.node + 1) * slot.node
         crosses = need <= slot.node < used % slot.node + need
         a = border if crosses and border + need <= slot.ranks else used
@@ -205,6 +215,8 @@ def _put(filling: _Filling, rest: _Rest, at: int, a: int, need: int, time: float
 @njit
 def _fill_gaps(rest: _Rest, slot: Slot, limit: float, filling: _Filling) -> None:
     """Fill the gaps of a slot of `limit` ns, the largest first, with sequences split as little as possible."""
+    # The ranks of a gap have the same height, tokens, speed and capacity, so a ring on them ends evenly. The mergesort
+    # is stable: gaps of equal height keep their order on every machine.
     border = [0]
     for rank in range(1, slot.ranks):
         equal = filling.height[rank] == filling.height[rank - 1] and filling.tokens[rank] == filling.tokens[rank - 1]
@@ -215,6 +227,8 @@ def _fill_gaps(rest: _Rest, slot: Slot, limit: float, filling: _Filling) -> None
     trial = 0
     for gap in np.argsort(filling.height[start], kind="mergesort"):
         a, b = start[gap], end[gap]
+        # Unsplit sequences are tried first, then rings of two and of four ranks, without placing any. The best width is
+        # then filled in earnest.
         near = _NEAR * limit / slot.slow[a] * (b - a)
         full = (limit - filling.height[a]) / slot.slow[a] * (b - a) - near
         most, best, wide = -near, 0, 1
@@ -242,6 +256,8 @@ def _fill_gap(
     for first in range(a, b, wide):
         need = min(wide, b - first)
         time, tokens = (limit - filling.height[first]) / slot.slow[first], slot.own[first] - filling.tokens[first]
+        # Greedy: the longest open sequence that still fits, then the next one, until none is left that is long enough
+        # for a ring of `need` ranks, in which at most one of the 2 x `need` chunks may be empty.
         at = 0
         while True:
             at = _next_open(filling, max(at, _longest(rest, need, time, tokens)), trial)

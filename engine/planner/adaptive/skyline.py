@@ -97,9 +97,11 @@ def _place_rings(
     wide = 1
     for at in range(len(lengths)):
         tokens = float(lengths[at])
+        # Even the smallest and slowest rank can run this sequence unsplit, so it can run all shorter ones.
         if lengths[at] <= ranks.holds[small] and _ring_time(rates, tokens, 1, ranks) * slowest <= rule.limit:
             return at
         wide = _degree(rates, tokens, gain[at], best, ranks.slow[best], ranks, rule.limit, wide)
+        # Degrees fall with the lengths: runs that were too narrow so far may be wide enough from here on.
         if wide < sky.counts[NEEDED]:
             wake(sky, wide)
         run, need, stop = _choose(rates, tokens, gain[at], wide, best, sky, ranks, rule)
@@ -118,6 +120,7 @@ def _place_rings(
             )
         else:
             rings.first[at], rings.degree[at], rings.start[at] = first, over, begin
+            # The ring lies across several runs, so all runs are determined again.
             height[first : first + over] = end
             find_runs(sky, ranks)
     return len(lengths)
@@ -139,9 +142,12 @@ def _choose(
         if sky.width[a] != width:
             continue  # out of date: it was joined with another run
         need = wide
+        # Ranks of another speed or capacity need another degree.
         if not same_kind(ranks, a, best):
             need = _degree(rates, tokens, gain, a, ranks.slow[a], ranks, rule.limit, wide)
         wider = _widened(rates, tokens, need, ranks, (rule.top - sky.height[a]) / ranks.slow[a])
+        # The run would keep a rest of unused ranks, or is too narrow for a ring that ends in time: it is joined with
+        # neighbours of almost the same height, where the ring's members hardly wait for each other.
         if width % need != 0 or wider > width:
             a, width = join(sky, ranks, a, rule.join)
         if _aligned(a, need, ranks.node) + need > a + width:
@@ -156,6 +162,7 @@ def _choose(
             found, found_need, found_stop = a, need, stop
         if stop <= rule.top:
             break
+    # Runs that were looked at but not chosen go back on the heap.
     for other in sky.seen[:tried]:
         if other != found and sky.width[other] > 0:
             push(sky, sky.height[other], other, sky.width[other])
@@ -171,6 +178,7 @@ def _on_run(
     The ring needs `need` ranks and would end at `stop` ns. If that is after `rule.top`, it may extend over neighbours.
     """
     width = sky.width[a]
+    # Starting a little later on more ranks may end earlier.
     if stop > rule.top and rule.gap > 0.0:
         first, last, need = _reach(rates, tokens, sky, ranks, a, need, rule.gap, rule.top)
         if last - first > width:
@@ -178,6 +186,7 @@ def _on_run(
             a, width = first, last - first
     free = _aligned(a, need, ranks.node)
     rest = a + width - free
+    # Uses up the run if that takes few ranks more: a narrow rest would be too small for other rings.
     if need < rest <= min(rule.stretch * need, need + _SPARE) and _aligned(free, rest, ranks.node) == free:
         need = rest
     time = _ring_time(rates, tokens, need, ranks) * ranks.slow[a]

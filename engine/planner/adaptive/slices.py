@@ -110,13 +110,18 @@ def _parts(
         busy = np.zeros(ranks)
         for at in own:
             busy[first[at] : first[at] + degree[at]] += times[at]
+        # As many pieces as bring the busiest rank of the slot close to the target.
         pieces = max(1, int(np.rint(busy.max() / targets[slot])))
         long = busy.max() / pieces
         height = np.zeros((pieces, ranks))
         for at in own[np.argsort(-times[own], kind="mergesort")]:
             a, b = first[at], first[at] + degree[at]
+            # No more slices than leave `_LEAST` tokens on each rank, and none for a sequence that hardly exceeds a
+            # piece.
             most = max(1, lengths[at] // (degree[at] * _LEAST))
             cut = min(pieces, most, max(1, int(np.ceil(times[at] / long - _CLOSE))))
+            # Consecutive pieces, because a slice attends to the slice before it. Of all such places the one where the
+            # sequence ends the earliest; the longest sequences choose first.
             best, chosen = np.inf, 0
             for begin in range(pieces - cut + 1):
                 end = 0.0

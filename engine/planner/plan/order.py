@@ -114,6 +114,7 @@ def execution_order(gang: Ints, micro_start: Ints, stages: int, passes: Ints) ->
                 for place in range(len(mine)):
                     nodes[at], nodes[at + 1] = 2 * mine[place], 2 * mine[place] + 1
                     at += 2
+            # A rank with fewer micro-batches than others lacks the last places of the list.
             for index in order[of_stage[stage] : of_stage[stage + 1]]:
                 place = passes[index] // (2 * stages)
                 if place < len(mine):
@@ -144,6 +145,7 @@ def edges(plan: StepPlan) -> tuple[Ints, Ints]:
 @njit
 def _transfer_edges(gang: Ints, micro_start: Ints, stages: int, passes: Ints, gangs: int) -> tuple[Ints, Ints]:
     """Return the edges from and to transfers, as `edges` does."""
+    # A transfer has at most five edges: from its pass, to the pass that needs it, and from the three below.
     most = 2 * (stages - 1) * len(gang) * 5
     before, after = np.empty(most, np.int64), np.empty(most, np.int64)
     at, first = 0, 2 * stages * gangs
@@ -163,6 +165,8 @@ def _transfer_edges(gang: Ints, micro_start: Ints, stages: int, passes: Ints, ga
             needed_by = 2 * (gang[begin + place] * stages + target) + backward
             before[at], after[at], before[at + 1], after[at + 1] = own, transfer, transfer, needed_by
             at += 2
+            # It waits for the receiver's last pass before it in the list, and for the transfers before it on both
+            # devices, since each has one under way at a time.
             for waits in (ran[target], moved[stage], moved[target]):
                 if waits >= 0:
                     before[at], after[at] = waits, transfer
@@ -187,12 +191,15 @@ def node_order(plan: StepPlan) -> Ints:
         position = np.empty(len(plan.passes), dtype=np.int64)  # of each pass in the list
         position[plan.passes] = np.arange(len(plan.passes))
         if (gang_place[plan.gang] == place).all() and _ascends(position.reshape(-1, plan.stages, 2)):
+            # A pass counts 2 x its position, and the transfer of its result one more, so that it directly follows the
+            # pass.
             at = position.reshape(-1, plan.stages, 2)
             moved = np.stack([at[:, :-1, 0], at[:, 1:, 1]], axis=-1)  # [L, n - 1, 2] the passes whose results move
             instant = np.concatenate([2 * at[gang_place].ravel(), 2 * moved[place].ravel() + 1])  # by node
             return grouped(instant, 2 * len(position))[1]
     order = topological(nodes(plan), *edges(plan))
     if len(order) < nodes(plan):
+        # The message names gangs only: transfers that wait do so because of passes.
         passes = 2 * plan.stages * plan.gangs
         stuck = np.setdiff1d(np.arange(passes), order[order < passes])
         gangs_ = np.unique(stuck // (2 * plan.stages)).tolist()
