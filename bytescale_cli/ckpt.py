@@ -70,6 +70,7 @@ def verify(
     rows = [[one["path"], f"damaged: {one['damaged']}" if one["damaged"] else "intact"] for one in found]
     if of_ledger is not None:
         rows.append([str(ledger.folder), f"damaged: {'; '.join(of_ledger)}" if of_ledger else "intact"])
+        # A damaged checkpoint costs more than a damaged ledger, so it decides the exit code.
         if of_ledger and error is None:
             message = f"the ledger is damaged: {of_ledger[0]}"
             error = DataError(

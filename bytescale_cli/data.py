@@ -127,6 +127,7 @@ def lint(
         }
         for finding in found.findings.values()
     ]
+    # The findings are printed in any case; the error comes after them and decides the exit code.
     error = None
     if found.refused:
         message = f"{found.refused:,} of {counted(found.documents, 'document')} cannot be trained on"

@@ -87,6 +87,7 @@ def estimate_memory(
         sizes = f"{format_bytes(fullest.peak)} on the device and {format_bytes(fullest.host)} on the host"
         text.append(f"with offload, up to {fullest.load.tokens:,} tokens of one long sequence fit on a rank: {sizes}")
     refused = error.problems[0].message if error else None
+    # The page shows these sizes too, so they are searched once for both.
     if fit or path is not None:
         largest, fitting = _fit(config, settings)
         if fit:

@@ -83,6 +83,8 @@ def profile_data(
     with config_as_typed(config_file), _progress() as progress:
         given = chosen(with_config(overrides, config_file))
         say = about_documents(given)
+        # Without a recipe, the longest document chooses one. A recipe without documents has lengths of its own; a line
+        # says so, because a user may expect figures of other documents.
         if is_without_recipe(given):
             config, sources = scaled(given, sample, progress, say)
         else:
@@ -114,6 +116,7 @@ def profile_data(
     planned: list[dict[str, Any]] = []
     error = fit_error(config)
     if suggested.fits:  # otherwise the context fits at no capacity, and no plan exists
+        # All planners plan the same step, at the suggested capacity instead of that of the config.
         step = example_step(config, found)
         by_planner = list[PlanSettings]()
         for name in PLANNERS:
@@ -128,6 +131,7 @@ def profile_data(
         output.write_page(path, lengths_page(config, data, planned).html())
     text = f"{_lengths(data)}\n\n{_advice(data, planned, config, settings)}"
     own = [fact["balance"] for fact in planned if fact["planner"] == config.planner.name]
+    # The size of the corpus is known only where documents or a file of lengths were read: a mix of lengths has no end.
     tokens = sum(one["tokens"] for one in data["sources"]) if config.lengths.name in ("data", "file") else None
     low = [warning for balance in own for warning in low_balance(config, balance)]
     warnings = say_warnings([*low, *small_corpus(config, tokens)])

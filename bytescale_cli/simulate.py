@@ -105,6 +105,7 @@ def simulate(
     from engine.config.schema import BASELINE
     from engine.planner.planners import PLANNERS
 
+    # A sweep of `planner` selects rows of the comparison: every point has all its planners anyway.
     names = swept.pop("planner", planners.split(",") if planners is not None else [*PLANNERS])
     unknown = [name for name in names if name not in PLANNERS]
     if unknown:
@@ -117,6 +118,7 @@ def simulate(
         given = chosen(typed)
         say = cache(about_documents(given))  # each line once, not at every point
         points = list(_points(given, swept, say))
+    # Equal configs, such as those of 256K and 262144, would be two rows that only seem to differ.
     said = dict[str, str]()
     for config, extra in points:
         same, words = config.model_dump_json(), " ".join(extra)
@@ -130,6 +132,7 @@ def simulate(
     recipe = [] if any(text.startswith("recipe=") for text in typed) else [f"recipe={points[0][0].recipe}"]
     tune = f"bytescale tune {shlex.join([*recipe, *typed])}"
     _compare_offload(runs, swept.get("offload.ratio", [])[:1])
+    # The page and the trace show the first point that could be simulated.
     if (path is not None or timeline is not None) and found:
         from engine.data.lengths import step_lengths
 
@@ -144,6 +147,7 @@ def simulate(
             from engine.report.simulation_page import simulated_planners
 
             output.write_trace(timeline, chrome_trace(simulated_planners(lengths, compared)))
+    # What could be simulated is printed before the error, and is part of its JSON.
     if failures:
         if runs and not json:
             output.show(_text(runs, tune))
@@ -297,6 +301,7 @@ def _text(runs: list[Run], tune: str) -> str:
             where = f" of {run['sweep']}" if "sweep" in run else ""
             state = "" if run["complete"] else f", incomplete: {run['left']:,} of {run['tried']:,} not simulated"
             legend.append(f"{run['label']}{where}: {run['set']} ({counted(run['ranks'], 'HDP rank')}){state}")
+    # For each point of a sweep, a line says so if the fixed mesh at its best settings beats every other planner.
     for sweep in dict.fromkeys(run.get("sweep") for run in runs):
         here = sorted((run for run in runs if run.get("sweep") == sweep), key=lambda run: float(run["step_s"]))
         fastest = next((run for run in here if run["planner"] != BASELINE), None)

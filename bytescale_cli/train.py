@@ -89,6 +89,7 @@ def train(
     if not given and resume == "auto" and not dry_run:
         hint = "`bytescale train recipe=quickstart` trains a small model here; `bytescale recipes list` shows all"
         raise ConfigError("no recipe is named", key="recipe", hint=hint)
+    # A run folder after `--resume` stands for its config and for `run.out`.
     named = resume
     given, resume = _continued(given, resume)
     note: str | None = None
@@ -100,10 +101,14 @@ def train(
             given = chosen(given, quiet=bool(place and not place.first), of_job=of_job)
             submitted = launcher in ("slurm", "k8s") and not place
             config = load_with_weights([*given, *(place.settings(given) if place else [])], elsewhere=submitted)
+        # Schedulers start this command once for each node or rank. The first process becomes the launcher, which the
+        # others join.
         if place and not place.first:
             from engine.launch.schedulers.join import take_part
 
             sys.exit(0 if dry_run else take_part(place, RunFolder(Path(config.run.out))))
+        # Without a folder of its own, a run gets a new one. It is created now, so that no other command can take it. A
+        # job must find its folder again when it is queued again, so it uses the recipe's.
         if (
             not of_job
             and not any(text.startswith("run.out=") for text in given)
@@ -115,6 +120,7 @@ def train(
                 note = f"this run is in {out}; to continue the one in {first}, add --resume {shlex.quote(str(first))}"
             config = config.model_copy(update={"run": config.run.model_copy(update={"out": out})})
             given.append(f"run.out={out}")
+        # Slurm or Kubernetes will run the same command line on its own machines.
         if submitted and launcher:
             words = ["train", *given, *(["--resume", resume] if resume != "auto" else [])]
             nodes_given = any(text.startswith("cluster.nodes=") for text in given)

@@ -49,6 +49,7 @@ def load(
     from engine.config.own import separate, without_base
     from engine.config.unnamed import unnamed_family
 
+    # Problems are collected, not raised, so that one error lists all of them.
     others, own, problems = separate(overrides)
     good, wrong = check(others)
     chosen = named_by(others, own)
@@ -65,6 +66,7 @@ def load(
         values, problems = fitted.values, [*problems, *fitted.problems]
         if fitted.line and not problems:
             say_model(fitted.line)
+    # What the user typed, for messages: 2M instead of 2097152. The command line comes last because it overrides files.
     typed = {key: text for recipe in reversed(own) for key, text in recipe.texts.items()}
     config, invalid = validate(values, typed | dict(text.split("=", 1) for text in good))
     if not problems and not (config and not rules):

@@ -54,6 +54,7 @@ def own_copy(name: str, file: Path) -> str:
             entries += below.pop("defaults", [])
             values = _merged(below, values)
         else:
+            # An option of the recipe replaces that of its base for the same group.
             (key,) = entry
             entries = [other for other in entries if key not in other] + [entry]
     values.pop("recipe", None)

@@ -53,6 +53,7 @@ class Keys(Generic[Member]):
             elif not missing:
                 yield member, ticket, [self._values[key] for key in keys]
             else:
+                # The answer comes from the question that sets the last of the missing keys.
                 wait = _Wait(member, ticket, keys, missing)
                 for key in missing:
                     self._waits[key].append(wait)
@@ -66,6 +67,7 @@ class Keys(Generic[Member]):
             answer = int(before or 0) + int(values[0])
             self._values[key] = str(answer)
         elif question == "swap":
+            # As `compare_set` of PyTorch's stores: an empty `expected` also matches a key that is not set.
             expected, value = values
             if before == expected or (before is None and not expected):
                 self._values[key] = value

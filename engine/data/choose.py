@@ -176,6 +176,8 @@ def _of_files(path: str, root: str, names: Sequence[str], globbed: bool) -> Choi
     left = len(names) - len(chosen)
     found = f"{counted(len(chosen), 'file')} of {_words(format)}{named}"
     found += f" ({counted(left, 'other file')} {'is' if left == 1 else 'are'} not read)" if left else ""
+    # A folder needs a pattern that selects the chosen files. A glob has selected them already, so it must match no
+    # others.
     overrides = [f"data={format}"]
     if not globbed:
         overrides += _pattern(format, chosen, names, path)

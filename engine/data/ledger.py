@@ -109,6 +109,7 @@ class Ledger:
         """
         if self._last != step - 1:
             self._begin(step)
+        # The rows are compared before anything is removed, so that an error leaves the ledger as it was.
         rows = np.empty(len(table), dtype=ROW)
         rows["step"], rows["source"] = step, self._numbers[table.source]
         for name in ("block", "document", "start", "length", "loss_tokens", "hash"):
@@ -121,6 +122,7 @@ class Ledger:
         shards["step"], shards["rank"] = step, plan.ring_ranks[first]
         shards["sequence"] = plan.slice_sequence[plan.shard_slice[first]]
         hashes = np.array([(step, _hash(rows), _hash(shards))], dtype=HASHES)
+        # Hashes last: a crash may leave rows without a hash, which are not checked, but never a hash without its rows.
         for kind, new in (("documents", rows), ("ranks", shards), ("hashes", hashes)):
             path = self._path(kind, _number(step))
             is_new = not path.exists()
@@ -234,6 +236,7 @@ class Ledger:
                 file.write(before[np.searchsorted(before["step"], last, side="right") :].tobytes())
             file.flush()
             os.fsync(file.fileno())
+        # Renamed when complete: a crash leaves either the old rows or the new ones.
         if draft.stat().st_size:
             draft.replace(self._replaced_path)
             self._replaced = np.memmap(self._replaced_path, dtype=ROW, mode="r")

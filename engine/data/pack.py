@@ -65,6 +65,8 @@ def pack(
         say(line)
     parts = parts_path(prefix)
     try:
+        # Parts stay in this folder until they are joined, so an interrupted call can continue. The lock keeps a second
+        # process with the same prefix out.
         with opened(parts, make=True, follow_links=False) as folder, files.locked(inside(folder) / files.LOCK):
             pack_blocks(tokens, parts, blocks, workers, progress)
             written = [part_path(tokens, parts, block) for block in blocks]
@@ -128,6 +130,8 @@ def _refuse_other(prefix: Path, data: schema.Data, fingerprint: str) -> None:
 def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: Tokenizer, data: schema.Data) -> Facts:
     """Join the token files of all blocks, and write what is known about them."""
     quarantine, empty, broken, first = Quarantine(quarantine_path(prefix)), 0, 0, [0]
+    # Identifies the documents and their order: the hashes decide which of them are for validation, the blocks in which
+    # order they come.
     contents = blake2b(tokenizer.fingerprint.encode(), digest_size=_HASH_BYTES)
     with files.new_file(hashes_path(prefix)) as file:
         for number, part in enumerate(parts):

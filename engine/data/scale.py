@@ -51,6 +51,7 @@ def scaled(
     Raises ConfigError and DataError as `load` and `document_lengths`.
     """
     given = {text.partition("=")[0] for text in overrides}
+    # Loaded twice: first only to see what the command line says, because the recipe is not known yet.
     typed = load(overrides, rules=False)
     own: dict[str, object] = {"run.weights": "null", "data.tokenizer": typed.data.tokenizer}  # the recipe's are others
     if typed.data.tokenizer != BYTES:
@@ -60,6 +61,7 @@ def scaled(
         chosen = {"recipe": recipe, **own, **more}
         return [*(f"{key}={value}" for key, value in chosen.items() if key not in given), *overrides]
 
+    # Lengths depend on the tokenizer, but not on the recipe, so any recipe will do to read them.
     found = document_lengths(load(with_recipe(_RECIPES[0][1])), sample, progress, say)
     longest = max(int(one.lengths.max()) for one in found.values())
     most = _RECIPES[-1][0]

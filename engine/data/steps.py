@@ -145,6 +145,8 @@ class Steps:
         """
         batch, parts, tokens = self._config.batch_tokens, list[Part](), 0
         places, mixer = dict(cursor.places), self._mixer(cursor)
+        # Drawing takes nothing: places and mixer change only for a document that fits, so the next step draws the same
+        # one again.
         while (drawn := self._draw(mixer, places)) is not None:
             name, part, after = drawn
             if parts and tokens + part.length > batch:
@@ -215,6 +217,7 @@ class Steps:
             blocks = window_blocks(corpus, self._key(name, place.epoch), place.window)
             left = -(-ahead * weight // SCALE) + sum(map(corpus.size, blocks))
             waiting.append((name, place, left, 0))
+        # One window of each source in turn, until its share of `ahead` is used up.
         while waiting:
             name, place, left, count = waiting.popleft()
             corpus = self.corpora[self._number[name]]
@@ -308,6 +311,7 @@ class Steps:
     def _at(self, name: str, place: Place) -> tuple[Part, Place] | None:
         """Return what a source gives at a place, and its next place; None if it has been used up."""
         corpus, begin = self.corpora[self._number[name]], place
+        # Skips windows without documents to train on. A whole epoch of them is an error.
         while place.epoch == 0 or self._exhausted[name] == "repeat":
             documents, blocks = self._window(name, place.epoch, place.window)
             if place.document < len(documents.inputs):

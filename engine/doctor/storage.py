@@ -77,6 +77,7 @@ def _folder(name: str, folder: Path, key: str, least: tuple[int, str], good: tup
             for _ in range(2):  # the second one replaces the first
                 write_durably(made / "file", os.urandom(_FILE_BYTES))
             seconds = (time.monotonic() - began) / 2
+            # A second process tries to take the lock. On a file system without locks it succeeds.
             lock = made / LOCK
             with locked(lock):
                 other = subprocess.run([sys.executable, "-I", "-S", "-c", _TAKE_LOCK, lock], capture_output=True)

@@ -169,6 +169,7 @@ def _of(config: Config, settings: PlanSettings, rank: int, load: Load) -> Estima
     stage = peaks.index(peak)
     allowance, held, costs = Allowance.of(config), states(config, settings.ranks, stage), settings.costs.stages[stage]
     saved = costs.token_bytes * int(costs.resident(tokens, load.offload))
+    # In a pipeline `token_bytes` counts all micro-batches in flight; rounded up, as in `Costs.fullest`.
     if load.waiting is not None:
         saved = -(
             -costs.token_bytes * (int(costs.resident(tokens, load.offload)) + load.waiting[stage]) // costs.in_flight
@@ -188,6 +189,7 @@ def _of(config: Config, settings: PlanSettings, rank: int, load: Load) -> Estima
     fragmentation = allowance.fragmentation(sum(items.values()))
     host, host_total = costs.host_fixed_bytes, config.cluster.host_memory
     host += int(settings.costs.host_bytes(tokens, load.offload))  # of the stage that offloads the most
+    # Where the host has no memory left for this copy, checkpoints are written without it.
     copy = copy_bytes(config, settings)
     copy = copy if host + copy + allowance.free(host_total) <= host_total else 0
     total = config.cluster.device_memory

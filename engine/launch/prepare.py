@@ -90,6 +90,7 @@ def plan_start(launch: Launch, resume: str, steps: int, hashes: bool) -> Start:
             raise CheckpointError(what, key=key, hint=hint)
         checkpoint = saved.choose(folder.checkpoints, say, hashes) if auto else None
         checkpoint = checkpoint if auto else saved.verified(Path(resume), say, hashes).absolute()
+    # Either the checkpoint must match the config, or the weights from which a new run begins.
     state, done = None, 0
     if checkpoint is not None:
         state = checkpoints.read_state(checkpoint)
@@ -117,9 +118,12 @@ def plan_start(launch: Launch, resume: str, steps: int, hashes: bool) -> Start:
         _check_validation(corpora, cursor)
         if line := _changed_sources(corpora, state):
             say(line)
+    # Only the blocks of the first steps are packed, so only their documents can be compared with those of the
+    # checkpoint.
     corpora.pack_first(cursor, say)
     if checkpoint is not None and (line := _changed_documents(RunFolder(checkpoint.parent.parent), corpora, cursor)):
         say(line)
+    # Planned before any rank starts, so a step that cannot be planned is an error of the command.
     plans = list[StepPlan]()
     while len(plans) < min(steps, config.run.steps - done) and (found := corpora.steps.next(cursor)) is not None:
         table, cursor = found
@@ -138,6 +142,7 @@ def fetched(launch: Launch, remote: Remote | None, resume: str, dry_run: bool) -
     config, folder, say = launch.config, launch.folder, launch.say
     asked, own = Remote(resume, "--resume") if is_url(resume) else None, newest_first(folder.checkpoints)
     continues = resume == "auto" or own or (asked and remote and asked.url == remote.url)
+    # A new run must not mix its checkpoints with those of another run.
     if remote is not None and (resume == "never" or not continues):
         with reaching(remote):
             names = remote.newest_first()
@@ -155,6 +160,7 @@ def fetched(launch: Launch, remote: Remote | None, resume: str, dry_run: bool) -
             raise
         say(f"warning: {source.url} {error}; resuming from {own[0]}")
         return resume
+    # The run folder is as new as the remote one.
     if asked is None and (not names or (own and names[0] <= own[0].name)):
         return resume
     check_owner(folder, config)

@@ -64,6 +64,7 @@ def train(
     failed.
     """
     launch = Launch(config, unfailing(say), joins)
+    # A request to stop that comes from here on gets its exit code. The lock keeps other launchers out of the folder.
     with ExitStack() as lock:
         if not dry_run:
             lock.enter_context(requests_to_stop(launch.folder))
@@ -90,6 +91,8 @@ def train(
             return {"dry_run": dry_run_of(launch, start, refused)}
         if host_too_small:
             raise MemoryFitError.of([host_too_small])
+        # The old run is renamed only when nothing can be refused any more. Other nodes find this launcher through a
+        # file in the folder, so it is withdrawn before, and published in the new folder after.
         if resume == "never" and folder.resolved.exists():
             if joins:
                 joins.withdraw()

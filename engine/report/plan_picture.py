@@ -38,6 +38,7 @@ def plan_picture(plan: StepPlan, settings: PlanSettings) -> str:
             shown.insert(0, (mesh, simulated(mesh, fixed, _ROWS)))
         except MemoryFitError:
             pass
+    # Both steps have the same time scale and the same colours, so that they can be compared.
     groups = degree_groups(np.concatenate([found.degree for _, found in shown]))
     until = max(found.end_s for _, found in shown)
 

@@ -136,6 +136,7 @@ def write(
         for file in save_tensors(folder):
             files.append(file)
         progress.reach("write")
+        # Synced before the manifest exists: it must not describe bytes that a power loss can undo.
         facts = {}
         for file in files:
             sync(folder / file)
@@ -144,6 +145,7 @@ def write(
         written = parts / f".{rank}"
         written.write_text(json.dumps(facts))
         written.replace(parts / str(rank))  # appears complete, at once; rank 0 may remove the folder from here on
+        # Ranks exchange files instead of messages, because this may run in a thread beside a training step.
         if rank == 0:
             for other in range(1, state.ranks):
                 facts |= _wait_for(parts / str(other))
@@ -256,6 +258,7 @@ def check_hashes(folder: Path, part: int = 0, parts: int = 1) -> None:
         for name, hashes in manifest.files.items():
             length = manifest.block or _size(folder / name)
             blocks += [(name, index * length, length, digest) for index, digest in enumerate(hashes)]
+    # A block belongs to the part in which it begins, counted in bytes, so that all parts take about as long.
     total, before = sum(length for _, _, length, _ in blocks), 0
     for name, start, length, digest in blocks:
         mine = before * parts // max(1, total) == part
@@ -294,6 +297,7 @@ def parse_manifest(content: bytes, folder: Path) -> Manifest:
         if second and second != _seal(first):
             raise _damage(folder, f"{MANIFEST} does not match its hash")
         values = parse_line(first)
+        # Only manifests of older versions, which hash whole files, have a single line.
         if not second and "block" in values:
             raise _damage(folder, f"{MANIFEST} is cut short")
         format_number(values, FORMAT, str(folder), UnknownFormatError)

@@ -114,6 +114,7 @@ def _sent(plan: StepPlan, settings: PlanSettings, hops: NDArray[np.bool_]) -> in
     """Return the bytes that the ranks of the selected shards, [K], send to the next ones and to their team."""
     costs = settings.costs
     team, passing = plan.team[plan.shard_slice], loads.passing_tokens(plan)
+    # The K,V of all parts pass through a rank, but the next rank needs none of its own.
     others = passing - loads.carried_tokens(plan)[plan.next_shard]
     # Tokens are summed before they become Python integers: bytes exceed 2^63 at 16,384 ranks and 2M tokens.
     kv = int(others[hops].sum()) * costs.forward_rings * costs.forward_hop_bytes

@@ -132,6 +132,7 @@ def following(names: Sequence[str], folder: RunFolder, say: Say, on_step: OnStep
             follower.finish()
         until = time.monotonic() + CLOSING_S
         for follower in followers:
+            # All have been told to finish before the first wait, so they share the time.
             known = follower.problem(last or 0)  # then there is no reason to wait again
             late = follower.wait(0.0 if known else until)
             if (problem := known or late) and not follower.warned:

@@ -273,6 +273,7 @@ def search(
         (one for one in left if with_own and one.config == config), None
     )  # is simulated even if there is no time
     while left:
+        # Each trial may lower the time to beat, and so exclude further settings by their bounds.
         excluded = found.excluded(left)
         for one in excluded:
             found.drop(BOUNDED, _bounded(one))

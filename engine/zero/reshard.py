@@ -42,6 +42,7 @@ def load_resharded(engine: Any, saved: SavedStates, stage: int, axes: Axes | Non
     ]
     for flat in masters:
         flat.zero_()  # the padding
+    # Each state is read straight into this rank's partition; no whole tensor is in memory.
     ep = axes.mesh.ep if axes else 1
     for name, place in places(groups, [len(flat) for flat in masters], stage, ranks).items():
         # Every ep-th rank stores the same share of the experts.

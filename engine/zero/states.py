@@ -144,6 +144,7 @@ class SavedStates:
         devices += [_Device(checkpoint, number, table) for number in range(1, written.tp * written.pp)]
         self._devices = dict[str, list[_Device]]()  # by parameter, in the order of the tp ranks
         self.shapes, self.buffers = dict[str, torch.Size](), dict[str, Tensor]()  # of whole parameters; whole buffers
+        # Devices are numbered stage x tp + tp rank, so those of a stage follow each other.
         for number in range(0, len(devices), written.tp):
             of_stage = devices[number : number + written.tp]
             for name in of_stage[0].names:
@@ -182,6 +183,7 @@ def model_weights(checkpoint: Path, table: Parameters) -> Weights:
 
     `table` has the parameters of the model. Tensors are read when their functions are called.
     """
+    # Stage 3 stores no weights in the run's dtype (see the table above).
     if not (checkpoint / _MODEL.format(0)).exists():
         saved = SavedStates(checkpoint, table)
         return {
@@ -189,6 +191,7 @@ def model_weights(checkpoint: Path, table: Parameters) -> Weights:
             **master_weights(checkpoint, table),
         }
     written, found = _written(model_states(checkpoint, 0)), dict[str, Callable[[], Tensor]]()
+    # With expert parallelism a file has the experts of one rank only. The master weights of all ranks have the others.
     masters = master_weights(checkpoint, table) if written.ep > 1 else {}
     for stage in range(written.pp):
         slices = [model_states(checkpoint, stage * written.tp + rank)["module"] for rank in range(written.tp)]

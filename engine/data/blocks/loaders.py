@@ -141,6 +141,7 @@ class Loaders:
         """Hand out blocks, wait until something happens, and replace loaders that have died or were stopped."""
         with self._changed:
             self._fill()
+            # Another process was packing these blocks. It may have died since, so they are tried again.
             if time.monotonic() > self._retry:
                 self._queue.extendleft(reversed(self._busy))  # they are needed sooner than the others
                 self._busy.clear()
@@ -152,6 +153,7 @@ class Loaders:
                         loader.begin(part, work)
             self._changed.notify_all()
             busy = [loader.connection for loader in self._loaders]
+        # Outside the lock, so that callers can ask for blocks meanwhile; asking wakes this wait.
         ready = wait([self._wakes, *busy], _LOOK_S)
         if self._wakes in ready:
             self._wakes.recv()
@@ -172,6 +174,8 @@ class Loaders:
                 elif part in self._wanted:
                     self._busy.append((part, work))
             kept = self._wanted | self._before | self._kept
+        # `_room` counts down the bytes that may still be written. Only when it is used up is the folder itself read,
+        # which takes long if it has many blocks.
         for folder, room in self._room.items():
             if room <= 0:
                 left = trim(folder, self._spool, kept)

@@ -64,6 +64,8 @@ def lint(
                 finding.examples = [places.exact(number, example) for example in finding.examples]
             tally.merge(found)
             progress(number + 1, len(items))
+        # Copies are known only when all documents have been read: by sorting the records on disk, since their hashes
+        # may exceed the memory.
         copies = find_copies(Path(folder), keep)
     if copies.number:
         shown = [Example(0, places.of(copy), f"is a copy of {places.of(first)}") for copy, first in copies.examples]
@@ -136,6 +138,7 @@ def _check_block(
         for code, detail in found:
             tally.add(code, Example(index, document.place, detail), problem)
         tally.refused += any(CHECKS[code].refused for code, _ in found)
+        # In portions, because a block may have millions of documents.
         if len(records) == _RECORDS:
             write_records(folder, records)
             records.clear()

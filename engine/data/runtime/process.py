@@ -83,6 +83,8 @@ class PlanningProcess:
                 code = 128 - ended if ended < 0 else int(ExitCode.BUG)
                 if ended == -signal.SIGKILL:  # as Linux does when a host runs out of memory
                     code = int(ExitCode.MEMORY)
+            # Another process gives the same answer, because a plan is a pure function of the cursor. So only the time
+            # is lost.
             self.close()
             if attempt < _ATTEMPTS:
                 logging.getLogger(__name__).warning("%s; another one plans this step again", message)

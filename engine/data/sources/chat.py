@@ -68,6 +68,8 @@ def chat_document(
     flags = [_flag(place, one, name) for one, name in zip(chat, names, strict=True)]
     if system.strip():
         chat, flags, first = [{"role": "system", "content": system}, *chat], [None, *flags], first and first + 1
+    # None means that all the assistant says counts, which is so unless a flag or a prompt before the answer excludes
+    # some of it.
     trained = None
     if first or flags.count(None) < len(flags):
         answers = [message["role"] == "assistant" and number >= first for number, message in enumerate(chat)]

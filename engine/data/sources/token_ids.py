@@ -42,6 +42,7 @@ def token_document(place: str, row: Mapping[str, Any], field: str) -> Document:
             message = f"{name!r} has {len(values):,} values, but {field!r} has {len(ids):,}"
             raise DataError(message, key=place, hint=hint)
         if name == _LABELS:
+            # Labels may exclude ids, but not replace them: a list shifted by one would otherwise seem to fit.
             counts = values != _IGNORED
             wrong = np.flatnonzero(counts & (values != ids))
             if len(wrong):
@@ -52,6 +53,7 @@ def token_document(place: str, row: Mapping[str, Any], field: str) -> Document:
             if not np.isin(values, (0, 1)).all():
                 raise DataError(f"{name!r} contains values other than 0 and 1", key=place, hint=hint)
             counts = values.astype(np.bool_)
+        # Zeros of the attention mask are padding, which is cut off. The other masks only exclude ids from the loss.
         if name != _ATTENTION:
             counted = counts if counted is None else counted & counts
             continue

@@ -109,6 +109,7 @@ def load(path: Path, content: bytes, data: dict[str, Any]) -> Loaded:
     model.no_padding()
     model.encode_special_tokens = True
 
+    # A trial shows what the post-processor adds before and after a text; its description in the file has many forms.
     marks = model.encode("a")
     mask = marks.special_tokens_mask
     before, after = mask.index(0), mask[::-1].index(0)

@@ -84,6 +84,7 @@ def render(
     way to find that.
     """
     compiled = _compiled(source)
+    # A template is a program of another author, which may write without end.
     most = _LONGEST + _GROWTH * (len(source) + len(json.dumps([messages, tools], default=str)))
     if tools and "tools" not in compiled.names:
         raise DataError("has tools, which the chat template does not use", hint="remove them, or change the template")
@@ -115,6 +116,8 @@ def render(
             raise DataError(missing, hint="change this message, or leave the chat out")
         if compiled.marks:
             continue
+        # Without marks, an answer is what lies between the prompt for it and the end of the chat through it. That holds
+        # only if the template writes both the same way in the whole chat.
         before, through = text_of(number, prompt=True), text_of(number + 1)
         if not whole.startswith(through):
             raise DataError(f"{_REWRITTEN.format(number + 1)}: {_difference(through, whole)}", hint=_SPLIT)

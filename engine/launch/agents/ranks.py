@@ -167,6 +167,7 @@ def _wait(
     deadline, asked = None, 0
     while len(nodes.ends) < len(nodes.hosts) and (deadline is None or time.monotonic() < deadline):
         nodes.look(POLL_S)
+        # After the first failure the others get some time to end by themselves and to say why.
         if deadline is None and any(end.code not in (0, ExitCode.PREEMPTED) for end in nodes.ends.values()):
             deadline = time.monotonic() + _GRACE_S
         # A scheduler signals the agents too, and that is one request, whichever signal comes first.
@@ -190,6 +191,7 @@ def _wait(
             message = f"rank {rank} was stopped by a signal{where and f' in {where}'}; the others wait for it"
             raise RankError(message, ExitCode.HANG, folder.log(rank), how_to_resume(folder))
         if deadline is None and (hang := nodes.patience.hang()) is not None:
+            # The stacks must be in the logs before the error ends the ranks.
             nodes.tell(protocol.Stacks())
             last = time.monotonic() + _STACKS_S
             while time.monotonic() < last:

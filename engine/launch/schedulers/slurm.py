@@ -63,6 +63,7 @@ def script(config: Config, folder: RunFolder, words: Sequence[str]) -> str:
         if not option.startswith("-") or not option.isprintable():
             hint = f"for example {keys.example('slurm.extra')}"
             raise ConfigError(f"{option!r} is not an option of sbatch", key="slurm.extra", hint=hint)
+    # Unless the user asks for a part of a node, the job gets whole nodes with all their memory.
     if not any(option.split("=")[0].split()[0] in _SIZES for option in slurm.extra):
         options += ["--exclusive", "--mem=0"]
     options += slurm.extra

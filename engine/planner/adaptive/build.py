@@ -41,6 +41,7 @@ def build_plan(workload: Workload, cut: Cut, degree: Ints, first: Ints, settings
     in the global order (emit.py). Each ring is folded over `degree` neighbouring ranks and gets the smallest offload
     ratio at which it fits in memory.
     """
+    # Back to the order of the step. Without slices that is the inverse of a permutation, which needs no sorting.
     if cut.before is None:
         sequence = back = np.empty_like(workload.order)
         back[workload.order] = cut.sequence

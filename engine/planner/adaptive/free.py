@@ -187,6 +187,7 @@ def _joined_ring(lengths: Ints, degree: Ints, first: Ints, by_start: Ints, rank_
     for at in range(len(rank_of)):
         tokens[rank_of[at]] += lengths[placed + at]
     fit = np.zeros(placed, np.int64)  # by ring: members of which it is the last ring, with enough capacity left
+    # The capacity must hold a rank's part of the ring, rounded up, and all its unsplit sequences.
     for rank in range(ranks):
         ring = last[rank]
         if ring >= 0 and tokens[rank] - (-lengths[ring] // degree[ring]) <= holds[rank]:

@@ -43,6 +43,8 @@ def pipeline_plan(lengths: Ints, settings: PlanSettings) -> StepPlan:
         return best
     # Otherwise, if no candidate fits, `plan_step` plans again without micro-batches that exceed the capacity.
     end = makespan(best, settings) if _allowed(best, settings) else np.inf
+    # Each candidate is cut into slots of several lengths. Simple orders (`sweeps` 0) show which cuts are promising,
+    # because a search for the best order takes long.
     found, seen = [], set[bytes]()
     for slots in candidates:
         for target, part in product(TARGETS, _SHORT_ENDS):
@@ -56,6 +58,8 @@ def pipeline_plan(lengths: Ints, settings: PlanSettings) -> StepPlan:
             plan = build_plan(workload, cut, slots.degree, slots.first, replace(settings, mode="lockstep", stages=1))
             jobs, most = jobs_of(plan, settings)
             found.append((interleave(jobs, most, sweeps=0).makespan, plan, jobs, most))
+    # The order is searched for the promising ones. Jobs are a simpler model of the step, so the makespan of the plan
+    # itself decides.
     for _, plan, jobs, most in sorted(found, key=lambda one: one[0])[:_SEARCHED]:
         order = interleave(jobs, most)
         if order.makespan < end:

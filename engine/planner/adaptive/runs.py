@@ -76,6 +76,8 @@ def join(sky: Sky, ranks: Ranks, a: int, near: float) -> tuple[int, int]:
     count = len(sky.height)
     width = sky.width[a]
     while True:
+        # First the run to the right, else the one to the left, until neither is close enough. `begin[a]` may be out of
+        # date, so the width of the run there is checked.
         after = a + width
         if after < count and sky.width[after] > 0 and _alike(sky, ranks, a, after, near):
             other, first = after, a

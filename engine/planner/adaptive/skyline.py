@@ -211,6 +211,7 @@ def _reach(
         right = last if last < count and same_kind(ranks, a, last) else -1
         if left < 0 and right < 0:
             break
+        # The lower neighbour is taken, so that members wait as little as possible.
         if right < 0 or (left >= 0 and sky.height[left] <= sky.height[right]):
             height = max(height, sky.height[left])
             first = left

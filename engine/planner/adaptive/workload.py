@@ -60,6 +60,7 @@ def workload_of(lengths: Ints, settings: PlanSettings, other: Workload | None = 
     is not computed again.
     """
     rates, holds, largest = settings.costs.rates, settings.capacities, settings.largest_capacity
+    # The order and the unsplit times do not depend on offload.
     if other is None:
         order = ascending(-lengths)
         lengths = lengths[order]

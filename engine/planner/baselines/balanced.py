@@ -58,6 +58,7 @@ def balanced(lengths: Ints, settings: PlanSettings) -> StepPlan:
     order = np.argsort(-lengths, kind="stable")
     timed: list[tuple[int, Group]] = []  # groups, each with the earliest time at which it may start
 
+    # Long sequences first, each on the least busy ranks. A rank that is free before the others of its ring has a gap.
     load = np.zeros(settings.ranks, dtype=np.int64)  # time at which each rank is free
     gaps: list[_Span] = []
     for sequence in order[lengths[order] > capacity].tolist():

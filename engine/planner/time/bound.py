@@ -152,6 +152,8 @@ def bound(rates: Rates, lengths: Ints, floors: Ints, per_token: float, first: fl
     most = (rest[0] + first * kinds.upto[last]) / power
     low, high = rest[0] / power, max(most, peak[0] + first * kinds.slow[last])
     degrees = np.zeros(last + 1, np.int64)
+    # Bisects for the least T in which all ranks together can do the work of all sequences, each on its cheapest ring
+    # that finishes within T.
     while high - low > _TOLERANCE * high:
         middle = (low + high) / 2.0
         # Each rank spends `first` on its first micro-batch, or idles for that long, but no longer than T.
