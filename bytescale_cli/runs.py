@@ -149,6 +149,7 @@ def compare(
     steps = [(read_metrics(one.metrics), [start.step for start in read_launches(one.launches)]) for one in folders]
     speed = faster(steps, [config.planner.name for config in configs])
     step, then = losses(runs)
+    # Folders may have equal names, such as a/run and b/run. Then their paths tell them apart.
     names = [run.name for run in runs] if len({run.name for run in runs}) == len(runs) else list(map(str, runs))
     rows = [_row(name, one) for name, one in zip(names, found, strict=True)]
     common = f"loss at step {step}"

@@ -101,6 +101,7 @@ def tune(
     if path is not None:
         from engine.config.own_text import own_variant
 
+        # The file builds on the recipe of the command line, the last one if several are named.
         base = next((text.partition("=")[2] for text in reversed(typed) if text.startswith("recipe=")), "quickstart")
         about = f"Found by `bytescale tune {shlex.join(typed)}`: {rows[0]['step_s']:.3f} s a step, simulated."
         use = f"To see its plans: bytescale plan --config {shlex.quote(str(path))}"

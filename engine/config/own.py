@@ -214,6 +214,8 @@ def _defaults(
     for number, entry in enumerate(entries):
         place = f"{path}:{lines.get(f'defaults.{number}', lines.get('defaults', 1))}"
         found: Problem | None = None
+        # An entry with a key is the option of a group. Any other is `_self_`, or the one recipe on which the file
+        # builds.
         if isinstance(entry, Mapping) and len(entry) == 1:
             ((key, option),) = entry.items()
             group = str(key).removeprefix("override ").strip().removeprefix("/")

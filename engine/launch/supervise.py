@@ -64,6 +64,8 @@ def supervise(launch: Launch, start: prepare.Start, resume: str, on_step: OnStep
             try:
                 if not launcher.restarts:
                     raise
+                # Note: [damage found by ranks]. Comparing all hashes does not use up a restart, but happens once only:
+                # if ranks then still find damage, the run ends.
                 damaged = error.code == ExitCode.NO_CHECKPOINT and start.checkpoint is not None and not compared
                 restart = Restart("") if damaged else restarts.after(error, start.step)
             except BytescaleError:
@@ -72,10 +74,12 @@ def supervise(launch: Launch, start: prepare.Start, resume: str, on_step: OnStep
             failure = error
         finally:
             stragglers.write(folder)
+        # No rank runs until the next start, so a request to stop ends the launcher itself.
         with requests_to_stop(folder):
             if restart.line:
                 say(restart.line)
             time.sleep(restart.wait_s)
+            # The run has a checkpoint of its own now, which takes the place of the user's choice.
             if not damaged and newest_first(folder.checkpoints):
                 resume = "auto"
             used, compared = start.checkpoint, damaged

@@ -203,6 +203,8 @@ def row_document(row: Mapping[str, Any], field: str, place: str) -> Document:
                 hint = f"write one, or remove the row; data.field={field} reads {' and '.join(shape.fields)}"
                 raise DataError(f"has no value in field {name!r}", key=place, hint=hint)
         return shape.read(row, place)
+    # In data of preferences (DPO) an answer in `chosen` belongs to the prompt beside it; elsewhere `prompt` is not
+    # read.
     value, prompt = row[field], row.get(_PROMPT)
     preference = field == _CHOSEN and prompt is not None and not (isinstance(prompt, str | list) and not prompt)
     if is_chat(value, field):

@@ -104,6 +104,8 @@ def joined(environment: Mapping[str, str], terminal: bool = False) -> Joined | N
         nodes = total = number(NODES)
         place = Joined(by, environment[JOB], number("JOB_COMPLETION_INDEX"), nodes, 0, 1, False, True)
     else:
+        # torchrun, or another program that sets its variables. Those that it leaves out follow from the rank and the
+        # world size.
         rank, total = number("RANK"), number("WORLD_SIZE")
         processes = number("LOCAL_WORLD_SIZE", "1")
         attempt = number("TORCHELASTIC_RESTART_COUNT", "0")

@@ -42,6 +42,7 @@ def adaptive(lengths: Ints, settings: PlanSettings) -> StepPlan:
     plain = settings.costs.most_tokens(settings.device_memory)
     if plain >= settings.capacity:
         return plan
+    # A step that is close to its bound cannot become much shorter, so no other capacity is tried.
     end, near = makespan(plan, settings), _NEAR * lower_bound(lengths, settings)
     for capacity in (plain, 2 * plain):
         if end > near and capacity < settings.capacity and int(lengths.max()) <= capacity * settings.ranks:
