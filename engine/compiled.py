@@ -1,11 +1,11 @@
 """The `njit` decorator for compiled functions, and the folder of their machine code.
 
 numba caches the machine code of a function next to its source file and recompiles it when that file changes, but not
-when a function that it calls changes in another file. After an update some ranks would plan with old formulas. So the
-cache folder is named by a digest of all sources that compiled code depends on: a new version gets a new folder.
+when a function that it calls changes in another file. After an update some ranks would plan with old formulas. The
+cache folder is therefore named by a digest of all sources that compiled code depends on: a new version gets a new one.
 
-numba unpickles what it finds in its cache, so a user who can write there can run code as this one. A folder below a
-shared one is used only if it is this user's own, and no other can take its place (`files.is_own`).
+numba unpickles the files in its cache, so a user who can write there can run code as the user of this process. A folder
+below a shared one is used only if this user owns it, and no other user can replace it (`files.is_own`).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _SHARED_MEMORY = "/dev/shm"  # semaphores, and NCCL's buffers between the GPUs o
 _ON_DEVICE = ("cuda error: out of memory", "cuda out of memory", "_status_alloc_failed", "cuda failure 2 ")
 _ON_HOST = ("can't allocate memory", "not enough memory", "cannot allocate memory", "bad_alloc", "out of memory")
 _NO_SEGMENT = "failed to map segment from shared object"
-_SAID = 200  # characters of what a library has said
+_SAID = 200  # characters of a library's message
 _SEMAPHORE, _SEGMENT = 1 << 12, 16 << 20  # bytes of either, at most
 
 

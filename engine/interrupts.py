@@ -88,7 +88,7 @@ def check() -> None:
 
 
 def answered() -> None:
-    """Forget the signals received so far. Called by whoever catches their KeyboardInterrupt and continues."""
+    """Forget the signals received so far. For callers that catch their KeyboardInterrupt and continue."""
     global _received
     _timer.cancel()
     _received = None

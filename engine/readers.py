@@ -106,9 +106,9 @@ def parse_object(content: bytes, place: str, error: Refusal = DataError, hint: s
 def parse_json(content: bytes, place: str, error: Refusal = DataError, hint: str = AGAIN) -> Any:
     """Parse JSON in UTF-8.
 
-    Raises `error` at `place`, also for what Python accepts and JSON does not mean: a key twice in one object, of which
-    one value would be lost; NaN, infinity and numbers beyond those of float; half characters; values that are more than
-    DEEPEST deep, on which a function that calls itself would fail.
+    Raises `error` at `place`, also for input that Python accepts but JSON does not allow: a key twice in one object,
+    which would lose a value; NaN, infinity and numbers beyond the range of float; unpaired surrogates; values nested
+    more than DEEPEST deep, on which recursive functions would fail.
     """
     if content.startswith(BOM_UTF8):
         raise error("begins with a byte order mark, which JSON does not have", key=place, hint=SAVE + " without one")

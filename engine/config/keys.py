@@ -59,7 +59,7 @@ def in_shell(override: str) -> str:
     """Quote an override that a shell would split or would take quotes from: 'data.mix={web: 3, code: 1}'."""
     if not re.search(r"""[\s'"{}()\\$]""", override):
         return override
-    # shlex writes a single quote as '"'"', which no one reads.
+    # shlex writes a single quote as '"'"', which is hard to read.
     return f'"{override}"' if "'" in override and not re.search(r'["\\$`!]', override) else shlex.quote(override)
 
 

@@ -1,4 +1,4 @@
-"""A node's place in the tree of agents: passes operations and questions of ranks up, and what comes of them down.
+"""A node's place in the tree of agents: passes operations and questions of ranks up, and their results down.
 
 Operations are those of reduction.py, questions those of keys.py.
 """

@@ -1,4 +1,4 @@
-"""Links between hosts: TCP connections of which both ends have proved that they know the secret of the run.
+"""Links between hosts: TCP connections authenticated at both ends with the run's secret.
 
 The handshake is that of `multiprocessing.connection`: each end answers a random challenge of the other with an HMAC, so
 the secret itself never travels. Afterwards a connection is a Link: lines of JSON, and nothing is ever unpickled. Links

@@ -37,8 +37,8 @@ class Costs:
     """Nanoseconds, FLOPs and bytes of one HDP rank. A rank is d_tp x d_pp devices; bytes are those of each device.
 
     In a pipeline, the fields that count layers and bytes are those of the first stage, and `later_stages` has those of
-    the others. Methods return bytes of the stage that decides. If they are not told which micro-batches are in flight
-    besides the one in question, they count those of 1F1B, as if all were equally large.
+    the others. Methods return bytes of the stage that decides. Without the other micro-batches in flight as an
+    argument, they count those of 1F1B, as if all were equally large.
     """
 
     source: str  # where the rates come from

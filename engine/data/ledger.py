@@ -193,7 +193,7 @@ class Ledger:
     def _read(self, kind: str, number: int) -> Rows:
         """Read the rows of a file; none if there is no file.
 
-        What a crash has left at its end is left out: a part of a row, and, after a power loss, anything.
+        Leaves out what a crash may have written at its end: an incomplete row or, after a power loss, any bytes.
         """
         if not self._is_known:
             self._is_known = bool(self.sources)  # raises DataError if a newer version wrote the ledger
@@ -262,7 +262,7 @@ class Ledger:
                 raise DataError(message, key=str(self.folder), hint=hint)
 
     def _remove_from(self, step: int) -> None:
-        """Remove all steps from `step` on, and what a crash has left behind the last one."""
+        """Remove all steps from `step` on, and any bytes that a crash has left after the last one."""
         for kind, dtype in reversed(_KINDS.items()):  # hashes first: other processes may be reading
             for path in self.folder.glob(f"{kind}-*.bin"):
                 number = int(path.stem.rpartition("-")[2])

@@ -1,7 +1,7 @@
-"""What is known of the documents before training, and the blocks that it needs first.
+"""Facts about the documents before training, and the blocks that it needs first.
 
-Small sources are packed and counted completely. Of a large one, only the first windows are, so that a start takes no
-longer for more documents.
+Small sources are packed and counted completely. Of a large source only the first windows are packed, so that the time
+of a start does not depend on its size.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Overview:
 
 
 class Corpora:
-    """The sources of a config, of which nothing has been read but where their blocks are."""
+    """The sources of a config. Only the places of their blocks have been read."""
 
     def __init__(self, config: Config) -> None:
         """List the blocks of all sources.

@@ -1,6 +1,6 @@
 """Packs the documents of a block into a token file of its own, a part: every document is read and tokenized once.
 
-A part is named by what it contains. So it does not matter which process packs a block, and packing continues after an
+The name of a part depends on its contents alone. Any process may therefore pack a block, and packing continues after an
 interruption with the blocks that are missing. Training packs the blocks that it needs next (loaders.py).
 """
 

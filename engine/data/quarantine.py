@@ -1,7 +1,7 @@
 """RUN/quarantine.jsonl: the documents that were left out because they cannot be used, with the reason.
 
 Each line is a JSON object: step, source, block, document (its number among all documents of the block), place, reason.
-A document is listed once, with the step before which it was first met, also if the run is resumed.
+A document is listed once, even if the run is resumed, with the step for which it was first read.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Quarantine:
         return len(self._listed)
 
     def _read(self) -> set[tuple[str, int, int]]:
-        """Read what is listed. What a crash has left of a last line, or anything else that is not one, is removed."""
+        """Read the listed documents. Drops an incomplete last line and any malformed line."""
         try:
             content = read_bytes(self._path, LARGE)
         except FileNotFoundError:

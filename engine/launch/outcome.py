@@ -78,7 +78,7 @@ def outcome(launch: Launch, start: Start) -> dict[str, Any]:
         say(f"validation loss {validated[-1]:.3f} nats per token, {verdict} {bigram}")
     if left_out := (lines[-1].get("left_out") if lines else None):
         say(left_out_so_far(left_out, folder))
-    if start.plans and (ended := last.get("ended")):  # else the outlook has said it
+    if start.plans and (ended := last.get("ended")):  # else the outlook has reported it
         say(f"{folder.root}: the run ended after step {last['step']} of run.steps={config.run.steps}: {ended}")
     if report:
         say(f"report: {report}")

@@ -30,7 +30,7 @@ class StuckError(BytescaleError):
 
 @dataclass(frozen=True)
 class Restart:
-    """A start after a failure: the line that says so, and the seconds to wait before it."""
+    """A start after a failure: the line that reports it, and the seconds to wait before it."""
 
     line: str
     wait_s: float = 0.0

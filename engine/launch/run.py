@@ -59,7 +59,7 @@ def train(
 
     `resume` is `auto`, `never`, or the path or URL of a checkpoint or of a run's checkpoints. `launcher` is `local`,
     `hostfile`, or None if the user chose none; with `joins`, a scheduler has started the processes of the other
-    nodes. `say` gets messages, and `on_step` the metrics of each step. `note` is said when nothing has been
+    nodes. `say` gets messages, and `on_step` the metrics of each step. `note` is a message for a launch that is not
     refused. Raises BytescaleError: for a mistake, before anything is written, or with the cause of the first rank that
     failed.
     """

@@ -19,7 +19,7 @@ from engine.planner.time.durations import gang_times
 from engine.simulator.timeline import Timeline, simulate
 from engine.units import NS, Bools, Floats, Ints
 
-MOST_GROUPS = 6  # ring sizes that can be told apart by colour
+MOST_GROUPS = 6  # ring sizes that can be distinguished by colour
 MOST_ROWS = 64  # ranks; the rows of more would be illegible
 
 

@@ -1,4 +1,4 @@
-"""The page of a run: how its loss and its other metrics went, one measured step, and what was run where."""
+"""The page of a run: its loss and other metrics, one measured step, and what was run on which hosts."""
 
 from __future__ import annotations
 

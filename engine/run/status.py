@@ -144,7 +144,7 @@ def _causes(folder: RunFolder) -> Iterator[tuple[int, Cause]]:
 def log_tail(run: Path, rank: int | None, count: int) -> list[dict[str, Any]]:
     """Return the last `count` lines of the log of a rank, or of every rank: [{"rank", "path", "lines"}, ...].
 
-    If no rank has started, return what the agents of nodes, or ssh, said: [{"node", "path", "lines"}, ...]. Raises
+    If no rank has started, return the output of agents or ssh: [{"node", "path", "lines"}, ...]. Raises
     ConfigError if `run` is not the folder of a run, or has no log of that rank.
     """
     config_of(run)

@@ -100,8 +100,8 @@ class Follower:
 def following(names: Sequence[str], folder: RunFolder, say: Say, on_step: OnStep) -> Iterator[OnStep]:
     """Run the trackers `names` beside a run; yield a function to call with the metrics of each finished step.
 
-    The first call starts their processes: then the folder has the config and metrics of this run. Each call goes on to
-    `on_step`, and says, once of each tracker, that it fails, and why. At the end of the context, all together get
+    The first call starts their processes: then the folder has the config and metrics of this run. Each call also calls
+    `on_step`, and warns once of each tracker that fails, with the reason. At the end of the context, all together get
     CLOSING_S seconds to write the last steps.
     """
     followers, last = list[Follower](), None
@@ -132,7 +132,7 @@ def following(names: Sequence[str], folder: RunFolder, say: Say, on_step: OnStep
             follower.finish()
         until = time.monotonic() + CLOSING_S
         for follower in followers:
-            # All have been told to finish before the first wait, so they share the time.
+            # All have been asked to finish before the first wait, so they share the time.
             known = follower.problem(last or 0)  # then there is no reason to wait again
             late = follower.wait(0.0 if known else until)
             if (problem := known or late) and not follower.warned:

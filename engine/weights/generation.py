@@ -22,8 +22,8 @@ _EOS, _BOS = "eos_token_id", "bos_token_id"
 def read_generation(folder: Path, eos: int | None = None) -> dict[str, Any]:
     """Read the generation_config.json of a Hugging Face folder, or what transformers takes from its config.json.
 
-    Empty if the folder has no tokenizer, and `eos`, that of the tokenizer that is used, does not end its texts: nobody
-    knows then which tokens its ids are. Raises DataError if the file cannot be used.
+    Empty if the folder has no tokenizer, and `eos`, that of the tokenizer in use, does not end its texts: the meaning
+    of its ids is then unknown. Raises DataError if the file cannot be used.
     """
     path = folder / (GENERATION if (folder / GENERATION).exists() else CONFIG)
     found = read_object(path, hint=FIX) if path.exists() else {}

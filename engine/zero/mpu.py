@@ -84,7 +84,7 @@ def mark(model: Decoder, axes: Axes, tied: bool) -> None:
 def sum_copies(model: nn.Module, axes: Axes, bf16: bool) -> None:
     """Sum the gradients of a tied weight's two copies, from the embedding and from the head, over their stages.
 
-    ZeRO takes each for complete, and then reduces it over the hdp group. The ranks of the two stages must call it,
+    ZeRO treats each as complete, and then reduces it over the hdp group. The ranks of the two stages must call it,
     after their last backward pass.
     """
     if axes.tied is not None:

@@ -40,7 +40,7 @@ def ids_of(document: Document, tokenizer: Tokenizer | None) -> tuple[Ints, NDArr
 def faults(
     document: Document, ids: Ints, mask: NDArray[np.bool_] | None, tokenizer: Tokenizer | None, limits: Limits
 ) -> Iterator[tuple[str, str]]:
-    """Yield the code and the details of each fault of a document with `ids` [n], of which those in `mask` count."""
+    """Yield (code, detail) of each fault of a document with `ids` [n]; those in `mask` count in the loss."""
     bos, eos = (None, None) if tokenizer is None else (tokenizer.bos, tokenizer.eos)
     start = int(bos is not None and ids[:1].tolist() == [bos])
     count = len(ids) - start - int(eos is not None and ids[start:][-1:].tolist() == [eos])
@@ -73,7 +73,7 @@ def faults(
 
 
 def _faults_of_chat(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """Yield the code and the details of each fault in what is said, of each kind the first."""
+    """Yield (code, detail) of the first fault of each kind in the messages."""
     found = dict[str, str]()
     for number, message in enumerate(messages):
         role, content = message["role"], message.get("content", "")

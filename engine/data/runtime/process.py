@@ -1,7 +1,7 @@
 """A planning process: it answers the questions of the rank that has started it, and is replaced if it dies.
 
-An object made in the process answers them; nothing here knows what it plans. Answers must be pure functions of the
-questions: then another process gives the same answer when the first one has died or was stopped.
+An object made in the process answers them; this module does not depend on what it plans. Answers must be pure functions
+of the questions, so that another process gives the same answer if the first one has died or was stopped.
 
 Requests go over a pipe. A process pool would leave its semaphores in /dev/shm when a run is killed.
 """

@@ -50,7 +50,7 @@ class DataRuntime(Protocol):
     """The data of a run, as one rank sees it. All ranks of a node must call the same methods in the same order."""
 
     def request(self, cursor: Cursor) -> None:
-        """Start planning the step at `cursor`, of which `Steps.ended` has said that there is one. Returns at once."""
+        """Start planning the step at `cursor`, which must exist (`Steps.ended`). Returns at once."""
         ...
 
     def take(self) -> Planned:

@@ -131,10 +131,10 @@ class Tokenizer:
 
 
 def make(kind: Kind, loaded: Loaded, content: bytes, place: str, bos: bool | None, eos: bool | None) -> Tokenizer:
-    """Create a tokenizer from what its files say, their content, and whether documents start with BOS and end with EOS.
+    """Create a tokenizer from its loaded files, their content, and whether documents start with BOS and end with EOS.
 
-    None adds BOS where the files add it, and EOS wherever it is known, because documents must be told apart. Raises
-    DataError for True without such a token.
+    None adds BOS where the files add it, and EOS wherever it is known, because it separates documents. Raises DataError
+    for True without such a token.
     """
     first = _chosen("bos", bos, loaded.bos, loaded.adds_bos, place)
     last = _chosen("eos", eos, loaded.eos, True, place)

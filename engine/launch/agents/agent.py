@@ -130,7 +130,7 @@ class _Rank:
         self.link = Link(descriptor, descriptor)
 
     def note(self, message: Message, now: float) -> None:
-        """Note what the rank has said of its step."""
+        """Record what the rank reports about its step."""
         match message:
             case protocol.Pace(times):
                 self.pace = times

@@ -38,7 +38,7 @@ class End:
 
 @dataclass
 class Node:
-    """The agent of a node, and what it has said."""
+    """The agent of a node, and its messages so far."""
 
     number: int
     command: NodeCommand
@@ -155,7 +155,7 @@ class Nodes:
             self._take(node, message)
 
     def _take(self, node: Node, message: Message) -> None:
-        """Note what an agent has said. Until it says hello, messages are about ranks of an earlier start."""
+        """Record a message of an agent. Messages before its `Hello` are about ranks of an earlier start."""
         match message:
             case protocol.Asked():
                 self.asked_to_stop = True

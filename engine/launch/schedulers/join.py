@@ -62,7 +62,7 @@ class _Agent:
 class Joins:
     """The launcher of a launch that others join. It starts the agent of the first node, and waits for the others.
 
-    When it is left, all other processes are told the exit code, and end with it.
+    When it is left, all other processes get the exit code, and end with it.
     """
 
     answer_s = _JOIN_S
@@ -75,7 +75,7 @@ class Joins:
         self._listener: Listener | None = None
         self._followers: _Followers | None = None
         self._agents = dict[int, _Agent]()
-        self._strangers = selectors.DefaultSelector()  # links that have not said yet which node they are of
+        self._strangers = selectors.DefaultSelector()  # links whose node is not known yet
         self._gone = set[int]()
         self._missing = list[Path]()  # folders that did not exist
         self._published = False

@@ -1,8 +1,8 @@
 """Place rings on ranks so that all members of a ring become free at the same time.
 
 A rank's height is the time until which it is busy; all heights together are the skyline. A run is a row of neighbouring
-ranks of equal height, speed and capacity. Longest sequences first, each ring goes on the lowest run that is wide
-enough. So none of its members waits for another:
+ranks of equal height, speed and capacity. Longest sequences first, each ring is placed on the lowest run that is wide
+enough, so that none of its members waits for another:
 
 ```
  height |[ring 3    ]                       runs: ranks 0-5, ranks 6-11, and ranks 12-15, which are

@@ -19,7 +19,7 @@ from engine.compiled import njit
 from engine.planner.settings import PlanSettings
 from engine.units import Ints
 
-HOP = 2  # most ranks that a hop of a folded ring goes on
+HOP = 2  # largest distance of a hop of a folded ring, in ranks
 
 
 def folded(first: int, degree: int, ranks: int) -> Ints:
