@@ -1,17 +1,17 @@
 """Writes and removes folders in places where other users may create, rename and replace entries at any moment.
 
 Note: [shared folders]. A path says what is there now, so between two uses of it another user can put a link, or another
-folder of ours, in its place. Therefore what is written, removed or given permissions is reached through descriptors,
-which stay with the folder that was opened: `inside` makes paths of them. A draft is in a folder of mode 0700 with a
-name that cannot be guessed:
+folder of ours, in its place. Whatever is written, removed or given permissions is therefore reached through
+descriptors, which stay with the folder that was opened: `inside` makes paths of them. A draft is in a folder of mode
+0700 with a name that cannot be guessed:
 
 ```
  FOLDER/.writing-NAME.RANDOM/.draft   the mark, locked by its writer
                              NAME/    what is written, with the permissions of the umask; `publish` renames it
         .removing-NAME.RANDOM/...     a folder that is being removed
 ```
-Drafts that killed processes have left are recognized by their mark: it cannot be moved out of a draft nor into another
-folder of ours. What belongs to another user, or is locked, stays. Group-writable counts as writable by others.
+Drafts left by killed processes are recognized by their mark: it cannot be moved out of a draft nor into another folder
+of ours. Entries that belong to another user, or are locked, stay. Group-writable counts as writable by others.
 """
 
 from __future__ import annotations

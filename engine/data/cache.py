@@ -5,7 +5,7 @@
           ab12...ef.lock                             while it is written or removed
           .writing-ab12...ef.RANDOM/                 what is being written (Note: [shared folders] in folders.py)
 ```
-Users may share such a folder, so what is made in it gets the permissions of the folder, whatever the umask.
+Users may share such a folder, so its contents get the permissions of the folder, whatever the umask.
 """
 
 from __future__ import annotations

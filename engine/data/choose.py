@@ -237,7 +237,7 @@ def _format(path: str) -> str:
 
 
 def _ambiguous(path: str, counts: Mapping[str, int], verb: str, noun: str) -> ConfigError:
-    """Create the error for documents of several formats, of which a user has to choose one."""
+    """Create the error for documents of several formats, one of which the user has to choose."""
     parts = [
         f"{counted(count, noun)} of {'another kind' if one == _OTHER else _words(one)}" for one, count in counts.items()
     ]

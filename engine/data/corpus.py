@@ -172,7 +172,7 @@ class TokenCorpus:
 
 
 class TextCorpus:
-    """Documents of texts, of which each block is packed into a small token file when it is first needed."""
+    """Documents of texts. Each block is packed into a small token file when it is first needed."""
 
     def __init__(self, name: str, share: float, texts: Texts, blocks: Blocks) -> None:
         self.name, self.place, self.share, self.blocks = name, texts.place, share, len(texts.blocks)

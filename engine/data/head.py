@@ -1,4 +1,4 @@
-"""The first tokens of a step's sequences as text, to look at what is trained on, and which tokens the loss counts."""
+"""The first tokens of a step's sequences as text, with a mark on those that count in the loss."""
 
 from __future__ import annotations
 

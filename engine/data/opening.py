@@ -65,7 +65,7 @@ def open_sources(
 
 
 def open_run(folder: RunFolder, config: Config, make_blocks: MakeBlocks = LocalBlocks) -> Sources:
-    """Open the sources of a run, of which the launcher has listed the blocks.
+    """Open the sources of a run, whose blocks the launcher has listed.
 
     Raises DataError as `read_blocks` and `open_sources`.
     """

@@ -1,4 +1,4 @@
-"""What a check of the doctor has found, and the list that collects them."""
+"""The result of a check of the doctor, and the list that collects results."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class _Host:
 
 @dataclass(frozen=True)
 class _Ours:
-    """What hosts are compared with, and what they are asked."""
+    """The facts of this machine with which hosts are compared, and the parameters of their checks."""
 
     software: Software
     folder: Path  # the run folder, or the nearest of its parents that exists

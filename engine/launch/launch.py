@@ -1,4 +1,4 @@
-"""What a launch is made of: the config, its nodes and run folder, who listens, and who has started the processes."""
+"""The parts of a launch: the config, its nodes and run folder, the receiver of messages, and what started the nodes."""
 
 from __future__ import annotations
 

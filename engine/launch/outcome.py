@@ -1,4 +1,4 @@
-"""What a run says about itself: at its start the model, ranks and documents, at its end the result and its page."""
+"""The messages of a run: at its start the model, ranks and documents, at its end the result and its page."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ _TOKENIZER = "data.tokenizer"
 _NO_LONGER = frozenset({"zero.stage", "optimizer.on_host"})
 
 # Keys that may change in a run's own folder. They decide where and how a step is computed, what is written when, and
-# how long the run is. What a step learns stays the same (Note: [plan invariance] in docs/design.md), except that the
-# schedule of the learning rate spans run.steps. Documents that are left out decide what a step learns, but without a
-# checkpoint nothing has been learned, and with one, their fingerprints are compared.
+# how long the run is. The result of a step stays the same (Note: [plan invariance] in docs/design.md), except that the
+# schedule of the learning rate spans run.steps. Documents that are left out do change results, but without a checkpoint
+# there is no result yet, and with one, their fingerprints are compared.
 _SAME_RUN = (
     *("recipe", "capacity", "recompute", "mlp_tile", "compile", "model.name", "optimizer.on_host"),
     *("cluster.*", "parallel.*", "planner.*", "zero.*", "offload.*", "lengths.*", "slurm.*", "k8s.*"),

@@ -1,4 +1,4 @@
-"""The kinds of faults, and what was found of each."""
+"""The kinds of faults, and the findings of each kind."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Finding:
 
 @dataclass
 class Tally:
-    """What was found in some blocks. Of each kind of fault, the first `keep` documents are examples."""
+    """The findings in some blocks. The first `keep` documents of each kind of fault are examples."""
 
     keep: int
     documents: int = 0
@@ -86,7 +86,7 @@ class Tally:
         self._count(Finding(code, reason, hint or CHECKS[code].advice, 1, [example]))
 
     def merge(self, other: Tally) -> None:
-        """Add what was found in later blocks."""
+        """Add the findings in later blocks."""
         self.documents += other.documents
         self.tokens += other.tokens
         self.refused += other.refused

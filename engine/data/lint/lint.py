@@ -83,7 +83,7 @@ class _Places:
         self._next: int | None = None  # those before the next one, if it is in the same file
 
     def follow(self, found: Tally) -> None:
-        """Note what was found in the next block."""
+        """Record the findings of the next block."""
         block = self._blocks[len(self._before)]
         before = self._next if block.continues else 0
         self._before.append(before)

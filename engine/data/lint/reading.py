@@ -45,7 +45,7 @@ class TokenBlock(Block):
 def blocks_of(data: schema.Data, tally: Tally) -> list[Block]:
     """List the blocks of a source. A file among several that cannot be listed is counted in `tally`.
 
-    Raises DataError for a source of which there is nothing to read.
+    Raises DataError for a source without anything to read.
     """
     if data.format == "tokens":
         opened = open_tokens(Path(data.paths[0]))

@@ -1,4 +1,4 @@
-"""Finds what texts of a web crawl or a wrong conversion contain, and what a model would learn: for `data lint`."""
+"""Finds artefacts of web crawls and wrong conversions that a model would learn, for `data lint`."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _ENDS = b"\xff\xff\xff\xff\0\0\0\0", b"ARROW1"  # of a stream, and of a file in 
 
 @dataclass(frozen=True)
 class ArrowBlock(Block):
-    """Record batches of a file: those at byte offsets `offsets`, of which the first has the number `batch`.
+    """Record batches of a file: those at byte offsets `offsets`; the first has the number `batch`.
 
     Without offsets, all batches of the file.
     """

@@ -46,7 +46,7 @@ def unpacked(path: Path | str, hint: str = READABLE, most: int | None = None) ->
 
 
 def compression(head: bytes) -> str | None:
-    """Return with what a file that begins with `head` is compressed; None if it is not."""
+    """Return the compression format of a file that begins with `head`; None if it is not compressed."""
     found = recognise(head)
     return found.format if found is not None and found.format in COMPRESSED else None
 

@@ -45,7 +45,7 @@ def notes(data: schema.Data, blocks: Sequence[Block], vocabulary: int | None = N
 
 
 def nothing_to_train(place: str, blocks: Sequence[Block], empty: int, broken: int = 0) -> DataError:
-    """Create the DataError for documents of which none can be trained on; `place` names them.
+    """Create the DataError for documents that are all unusable for training; `place` names them.
 
     `empty` of them have no token to predict, and `broken` cannot be used. The first block is read to say why.
     """

@@ -50,7 +50,7 @@ def alpaca(row: Mapping[str, Any], place: str) -> Document:
 
 
 def answered(row: Mapping[str, Any], prompt: str, answer: str, place: str) -> Document:
-    """Make a document of the fields `prompt` and `answer` of a row, of which the answer alone counts in the loss.
+    """Make a document of the fields `prompt` and `answer` of a row. Only the answer counts in the loss.
 
     Texts are joined; a list of messages makes a chat. Raises DataError if they are neither.
     """
@@ -66,7 +66,7 @@ def answered(row: Mapping[str, Any], prompt: str, answer: str, place: str) -> Do
 
 
 def preferred(row: Mapping[str, Any], place: str) -> Document:
-    """Make a document of the chosen answer of a row and its prompt, of which the answer alone counts in the loss.
+    """Make a document of the chosen answer of a row and its prompt. Only the answer counts in the loss.
 
     As in TRL, texts are the answer alone, and so are messages that begin with the assistant's. Messages that begin with
     another role have the prompt: its messages, or the one that has its text. Raises DataError if a text begins with its

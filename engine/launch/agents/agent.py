@@ -286,7 +286,7 @@ class Agent:
                 raise PreflightError(f"{problem.key}: {problem.message}", hint=problem.hint)
         except OSError as error:
             for number, _ in job.ranks:
-                # If the parent is gone, the launcher notices that too, and must take it for the first failure.
+                # If the parent is gone, the launcher detects that too, and must treat it as the first failure.
                 self._tell_not_started(number, _not_joined(error, tree.parent if tree else None), age_s=-_GONE_S)
             return
         except PreflightError as error:
@@ -337,7 +337,7 @@ class Agent:
         self._launcher.send(protocol.Ended(rank, _NOT_STARTED, cause, age_s, said=""))
 
     def _listen(self, rank: _Rank) -> None:
-        """Note where a rank is, and pass on what it wants combined."""
+        """Record the position of a rank, and pass its operations and questions on to the tree."""
         assert self._branch is not None
         try:
             messages = rank.link.receive()

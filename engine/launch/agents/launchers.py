@@ -56,7 +56,7 @@ class Launcher(Protocol):
     answer_s: float  # that agents may take to answer at the start, after the last one that did
 
     def start(self, commands: Sequence[NodeCommand], folder: RunFolder) -> None:
-        """Begin to bring the agents. Raises PreflightError if this machine lacks what it takes."""
+        """Begin to start the agents. Raises PreflightError if this machine lacks a prerequisite."""
 
     def poll(self) -> list[tuple[int, Link]]:
         """Return the nodes whose agents can be reached since the last call, with their links, without waiting."""

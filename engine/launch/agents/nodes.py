@@ -1,4 +1,4 @@
-"""The agents of all nodes, as the launcher sees them: it starts their ranks, and takes what they say."""
+"""The agents of all nodes, as the launcher sees them: it starts their ranks and handles their messages."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _START: Place = (0, "start", 0)
 
 
 class Hang(NamedTuple):
-    """The rank that is furthest behind, and what has happened."""
+    """The rank furthest behind, and the description of the hang."""
 
     rank: int
     message: str
@@ -92,7 +92,7 @@ class Patience:
             known.pop(rank, None)
 
     def hang(self) -> Hang | None:
-        """Return the hang, if ranks make no progress. Ranks of which none reports its place cannot be judged."""
+        """Return the hang if no rank makes progress; None while no rank has reported its place."""
         silent = self._now() - self._moved
         if not self.reported or not self._places or silent < self.limit():
             return None

@@ -355,7 +355,7 @@ def _serve(joined: Joined, folder: RunFolder) -> int:
 
 
 def _read(folder: RunFolder, joined: Joined) -> dict[str, Any]:
-    """Return what the launcher has written. Raises PreflightError if it may be another user: agents do what it says."""
+    """Return the launcher's file. Raises PreflightError if another user may have written it: agents obey it."""
     path, user = folder.launch(joined.key), os.geteuid()
     with open_regular(path, PreflightError, "remove it") as file:
         owner = os.fstat(file.fileno()).st_uid
