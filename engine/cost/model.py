@@ -324,7 +324,6 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     saved = activations.layers_bytes(model, flops.kinds(model), config.dtype, config.recompute, config.mlp_tile)
     copied = copied_part * saved / tp / rates.copy_bytes_per_s
     slowdown = rates.node_bytes_per_s / rates.network_bytes_per_s if len(cluster.nodes) > 1 else 1.0
-    # Reading the weights takes as long in every micro-batch as `half_tokens` more tokens.
     fixed = rates.half_tokens * linear * (1 + rates.linear_backward)
     merged = 3 * w * model.layers * model.heads * model.head_dim / tp  # bytes per token: read twice, written once
     return Rates(

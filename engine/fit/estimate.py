@@ -189,7 +189,6 @@ def _of(config: Config, settings: PlanSettings, rank: int, load: Load) -> Estima
     fragmentation = allowance.fragmentation(sum(items.values()))
     host, host_total = costs.host_fixed_bytes, config.cluster.host_memory
     host += int(settings.costs.host_bytes(tokens, load.offload))  # of the stage that offloads the most
-    # Where the host has no memory left for this copy, checkpoints are written without it.
     copy = copy_bytes(config, settings)
     copy = copy if host + copy + allowance.free(host_total) <= host_total else 0
     total = config.cluster.device_memory

@@ -1,4 +1,4 @@
-"""The parts of a launch: the config, its nodes and run folder, the receiver of messages, and what started the nodes."""
+"""What a launch is made of: the config, its nodes and run folder, who listens, and who has started the processes."""
 
 from __future__ import annotations
 

@@ -64,9 +64,9 @@ def train(
     failed.
     """
     launch = Launch(config, unfailing(say), joins)
-    # A request to stop that comes from here on gets its exit code. The lock keeps other launchers out of the folder.
     with ExitStack() as lock:
         if not dry_run:
+            # From here on, a request to stop has its exit code.
             lock.enter_context(requests_to_stop(launch.folder))
         launch, refused = _checked(launch, launcher, dry_run)
         config, folder, say = launch.config, launch.folder, launch.say

@@ -68,8 +68,6 @@ class Trainer:
         self.peak = peak and peak * groups.mesh.ranks  # FLOP/s of all devices
         self.pace = Pace(self.settings.costs, work_shares(config)[groups.mesh.place(groups.rank).pp])
         self.model, self.engine, self.context = build(config, groups, self.settings, weights)
-        # Connects to every peer that a plan may name, because the first message to a new peer would connect in the
-        # middle of a step.
         self.context.comm.meet(peers_of(groups.hdp_rank, self.settings), groups.device)
         (token,) = self.control.gather(random_name() if groups.rank == 0 else None)
         self.writer = BackgroundWriter(folder.checkpoints, groups.rank, token)

@@ -286,7 +286,7 @@ class Agent:
                 raise PreflightError(f"{problem.key}: {problem.message}", hint=problem.hint)
         except OSError as error:
             for number, _ in job.ranks:
-                # If the parent is gone, the launcher detects that too, and must treat it as the first failure.
+                # If the parent is gone, the launcher notices that too, and must take it for the first failure.
                 self._tell_not_started(number, _not_joined(error, tree.parent if tree else None), age_s=-_GONE_S)
             return
         except PreflightError as error:
