@@ -295,8 +295,6 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     """
     model, tp = config.model, config.parallel.tp
     b, w = element_bytes(config.dtype)
-    # Seconds of one device: per token in linear layers, and per (query, key) pair in attention. Tensor parallelism
-    # divides both kinds of FLOPs by tp.
     linear = flops.linear_flops(model) / tp / rates.linear_flops_per_s
     attention = flops.attention(model)
     every = sum(one.flops for one in attention)
@@ -312,8 +310,6 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     near = config.parallel.ep <= min(node.devices for node in cluster.nodes)
     between = rates.node_bytes_per_s if near else min(rates.node_bytes_per_s, rates.network_bytes_per_s)
     shared_f, shared_b = (sent / between for sent in expert_collectives(config))
-    # What the backward pass computes a second time, as a fraction of the linear layers. Attention is computed a second
-    # time under `layer` only (`recompute_factor`).
     tiled = flops.ffn_ratio(model) if config.mlp_tile else 0.0
     recomputed = {"none": tiled, "layer": 1.0, "layer_keep_attention": 1.0}[config.recompute]
     # Seconds in which the K,V of a token make one hop inside a node, per byte of an element. Hops between nodes take
