@@ -178,9 +178,9 @@ class Trainer:
         data_wait_s, peak_memory, host_short, stopping = self.control.largest(
             times.data_wait_s, peak or 0, offload.pop_short() if offload else 0, stop()
         )
-        # Validation comes after this line: its time is not part of the step. Ranks agree on `grad_norm`, so all of them
-        # skip the update or raise, and none is left waiting for another.
+        # Validation comes later, so its time is not part of the step.
         step_s = time.perf_counter() - began
+        # Ranks agree on `grad_norm`, so all of them skip the update or raise, and none is left waiting for another.
         self.skipped = 0 if updated else self.skipped + 1
         if self.skipped > (run.max_skips if run.on_nan == "skip" else 0):
             raise self._diverged_step(planned, times, loss, grad_norm)

@@ -91,8 +91,8 @@ def run_step(
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
     times = StepTimes(_mark(context.device))
     start, pipeline = times.began, context.pipeline
-    # The plan alone decides what runs next. A rank that chose by itself, for example whatever is ready, could wait for
-    # a rank that waits for it.
+    # The plan alone decides what runs next. If ranks chose by themselves, for example whatever is ready, two of them
+    # could wait for each other forever.
     micros = list(plan.of_rank(context.hdp_rank))
     order = actions(plan, context.hdp_rank, pipeline.stage if pipeline else 0)
     running: dict[int, tuple[Tensor, Any]] = {}  # input and output of forward passes whose backward is to come

@@ -103,7 +103,7 @@ def _best_length(rates: Rates, rest: _Rest, slot: Slot, filling: _Filling) -> fl
 
     `filling` is overwritten with trials.
     """
-    # The time that the remaining work takes if no rank idles, so the least that is left of the step.
+    # The time that the remaining work takes if no rank idles: a lower bound of the rest of the step.
     mean = rest.times[1].sum() / slot.power
 
     # From the shortest slot in which the longest sequence can finish to the slot that fills its ranks' capacity.
