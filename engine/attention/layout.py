@@ -196,6 +196,7 @@ def layout(micro: MicroBatch, rounds_per_call: int = 1) -> Layout:
         in_ring = shard.degree > 1 or shard.sliced
         rows.append(ShardRows(offset, offset + size, shard.whole, in_ring))
         if in_ring:
+            # The rows of mates follow all own rows: the queries for which this rank computes a part.
             team = []
             for part in mates(shard.part, shard.team):
                 begin, end = end, end + shard_tokens(shard.length, shard.degree, part)

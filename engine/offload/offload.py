@@ -144,6 +144,7 @@ class Offload:
         self._layers, self._ratio = [], ratio
         if not ratio:
             return
+        # In a pipeline several micro-batches are in flight. The first arena whose backward pass is complete is free.
         turn = next((number for number, layers in enumerate(self._taken) if not layers), len(self.arenas))
         if turn == len(self.arenas):
             self.arenas.append(self.arenas[0].another())
@@ -205,6 +206,7 @@ class Offload:
         pieces = sorted(layer.pieces.values(), key=lambda piece: -piece.size)
         left = round(self._ratio * sum(piece.size for piece in pieces))
         pairs = []
+        # Only storages that the saved tensors cover completely: others would stay on the device all the same.
         for piece in (piece for piece in pieces if piece.movable and piece.size <= left):
             if (pair := self._part(piece, piece.size)) is not None:
                 left -= piece.size

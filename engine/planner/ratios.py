@@ -81,6 +81,7 @@ def equation_3(lengths: Ints, settings: PlanSettings) -> tuple[Ints, Ints]:
     fewer = np.maximum(fewer, -(-lengths // int(settings.largest_shards.min())))
     taken = (most >= least) & (fewer < plain)
     degree = np.where(taken, fewer, plain)
+    # The ranks of the rings are not chosen yet, so the smallest capacity and memory of all ranks count.
     anywhere = np.array([[capacity], [int(settings.cluster.memory.min())]])
     return degree, _of_shards(lengths, degree, anywhere, settings)
 

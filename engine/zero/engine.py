@@ -64,6 +64,7 @@ class ZeroEngine:
             )[0]
         find_overflow_by_norm(self._engine.optimizer)
         optimizer.register_step_pre_hook(lambda *_: progress.report("update"))
+        # DeepSpeed hands its checkpoints to this object, which copies them to host memory instead of writing them.
         self._snapshot = Snapshot(self._engine.device, config.cluster.ranks_per_node)
         self._engine.checkpoint_engine = self._snapshot
         self._engine._copy_recovery_script = lambda save_path: None  # `ckpt export` takes its place

@@ -134,12 +134,14 @@ def _gangs(rates: Rates, nics: float, rows: _Rows, nodes: int) -> tuple[Floats, 
     backward_pass = _Pass(rates.pair_b, rates.dkv, 1.0, QUERIES_B)
     for g in range(gangs):
         members = rows.members[rows.member_start[g] : rows.member_start[g + 1]]
+        # Linear layers and unsplit sequences come first. The rings begin when the slowest member has finished them.
         f, b = 0.0, 0.0
         for m in members:
             f, b = max(f, linear_f[m]), max(b, linear_b[m])
         if len(members) > 1:
             ring_f, waits_f = _rounds(rates, nics, rows, members, forward_pass, compute, leaving)
             ring_b, waits_b = _rounds(rates, nics, rows, members, backward_pass, compute, leaving)
+            # With `recompute` layer, the backward pass runs the rings' forward pass again.
             f, b = f + ring_f, b + ring_b + rates.recompute_factor * ring_f
             exposed[g] = waits_f * (1.0 + rates.recompute_factor) + waits_b
         # Copies to and from the host overlap with compute, so a pass takes at least as long as they do.
@@ -165,6 +167,7 @@ def _linear(rates: Rates, rows: _Rows) -> tuple[Floats, Floats, Ints]:
             tokens[m] += rows.tokens[k]
             f += rates.token_f * rows.tokens[k] + rates.sequence / 3.0
             b += rates.token_b * rows.tokens[k] + rates.sequence * 2.0 / 3.0
+            # The pairs of rings are computed in their rounds (`_call`).
             if rows.degree[k] == 1:
                 f += rates.pair_f * rows.pairs[k]
                 b += (rates.pair_b + rates.recompute_factor * rates.pair_f) * rows.pairs[k]
@@ -239,6 +242,7 @@ def _call(
             if rows.cross[k]:
                 sent, _ = _sent(rates, rows.degree[k] // rows.team[k], rows.carried[k], pass_, rounds)
                 leaving[rows.node[m]] += rates.inter_node_slowdown * sent / nics
+    # The members run at the same time, so the slowest one decides.
     longest, busiest = 0.0, 0.0
     for m in members:
         work, transfer, delay, fixed = 0.0, 0.0, 0.0, rates.round if call > 0 else 0.0

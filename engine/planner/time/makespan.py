@@ -51,6 +51,8 @@ def timing(plan: StepPlan, gangs: Gangs, costs: Costs) -> Timing:
     stages = plan.stages
     if len(costs.stages) != stages:
         raise ValueError(f"the costs are those of {len(costs.stages)} stages, and the plan has {stages}")
+    # The end of a step is the longest path through the graph of order.py. Its transfers have no duration, but order the
+    # passes.
     both = np.stack([gangs.forward, gangs.backward], axis=1)
     passes = (both[:, None, :] * costs.shares[:, None]).ravel()
     durations = np.concatenate([passes, np.zeros(nodes(plan) - len(passes))])  # by node
