@@ -47,9 +47,9 @@ def call(
 ) -> Any:
     """Return `function(*arguments)`, computed in the confined process. `function` is found by its name.
 
-    Arguments and the result travel as JSON: a pickle of the result could run code here. Raises DataError, `what` with
-    the reason, and `key` and `hint`, if the call takes more than `seconds` of processor time or MEMORY, ends its
-    process, or raises anything but a DataError, which passes.
+    Arguments and the result travel as JSON: a pickle of the result could run code here. The process may work in another
+    folder. Raises DataError, `what` with the reason, and `key` and `hint`, if the call takes more than `seconds` of
+    processor time or MEMORY, ends its process, or raises anything but a DataError, which passes.
     """
     request = json.dumps([function.__module__, function.__qualname__, arguments, seconds], default=str).encode()
     with _lock:

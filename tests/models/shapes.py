@@ -20,6 +20,8 @@ LLAMA_SIZE = {
     "rope_theta": 10000.0,
     "rope": ROPES["none"],
     "norm_eps": 1e-5,
+    "window": None,
+    "windowed": (True,),
 }
 LLAMA = {
     "gqa": Model(**LLAMA_SIZE, heads=4, kv_heads=2, tied=False),

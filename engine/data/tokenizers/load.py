@@ -3,6 +3,7 @@ SentencePiece models are both called tokenizer.model)."""
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 from importlib import import_module
@@ -58,7 +59,7 @@ def open_tokenizer(
     with needs(_PACKAGES[kind], path):
         import_module(_PACKAGES[kind])
     if not tried:
-        call(_try, str(path), what="as a tokenizer,", hint=_CHOICES, key=str(path))
+        call(_try, str(path), _folder_of(path), what="as a tokenizer,", hint=_CHOICES, key=str(path))
     loaded = _load(kind, path, content, data)
     return make(kind, loaded, content, str(path), bos, eos)
 
@@ -88,8 +89,14 @@ def recognise(path: Path, content: bytes) -> tuple[Kind, dict[str, Any]]:
     raise DataError("is no known tokenizer", key=str(path), hint=_CHOICES)
 
 
-def _try(name: str) -> None:
-    """Load a tokenizer, and encode some text."""
+def _folder_of(path: Path) -> str:
+    """Return the folder from which `path` is found."""
+    return "/" if path.is_absolute() else str(Path.cwd())
+
+
+def _try(name: str, folder: str) -> None:
+    """Load a tokenizer, and encode some text. A relative name counts from `folder`."""
+    os.chdir(folder)  # the process may have been started in another one
     path = Path(name)
     content = read_bytes(path, LARGE, hint=_CHOICES)
     kind, data = recognise(path, content)

@@ -37,6 +37,17 @@ def test_a_folder_stands_for_the_tokenizer_in_it(real: Callable[[str], Path], tm
     assert open_tokenizer(str(tmp_path)).kind == "huggingface"
 
 
+def test_a_relative_path_counts_from_the_present_folder(
+    real: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        shutil.copy(real("huggingface"), tmp_path / name / f"{name}.json")
+    for name in ("a", "b"):  # the process that tries them is started in the first folder
+        monkeypatch.chdir(tmp_path / name)
+        assert open_tokenizer(f"{name}.json").kind == "huggingface"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

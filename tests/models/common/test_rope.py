@@ -32,6 +32,8 @@ def shape(rope: Rope = ROPES["none"], head_dim: int = 128, theta: float = 5e5) -
         "experts": 1,
         "top_k": 1,
         "head_size": None,
+        "window": None,
+        "windowed": (True,),
     }
     return Model(
         **size,
