@@ -8,6 +8,7 @@ backward pass. The code is specialised for the widths of the model, but not for 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial, wraps
 from typing import Any
 
@@ -18,7 +19,8 @@ from engine.close import mismatch
 from engine.config.schema import Model
 from engine.dtypes import wider
 from engine.family.families import family_of
-from engine.models.common.pointwise import NORM, ROTATE, SWIGLU, Op
+from engine.models.common.op import Op
+from engine.models.common.pointwise import NORM, ROTATE, SWIGLU
 from engine.selection import Candidate, Selected, select
 
 Compile = Callable[[Op], Op]
@@ -66,7 +68,7 @@ def _eager(op: Op) -> Op:
 @cache
 def compiled(op: Op) -> Op:
     """Return the operation with both functions compiled. Compilation happens when they are first called."""
-    return Op(compiled_function(op.forward), compiled_function(op.backward), op.keeps)
+    return replace(op, forward=compiled_function(op.forward), backward=compiled_function(op.backward), native=None)
 
 
 def compiled_function(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -34,6 +34,7 @@ from engine.dtypes import wider
 from engine.models.common.attention import Attention
 from engine.models.common.loss import Head, chunked_loss
 from engine.models.common.norm import RMSNorm
+from engine.models.common.op import Op
 from engine.models.common.part import Rows
 from engine.models.common.skip_init import Embedding, Linear
 from engine.models.common.swiglu import FeedForward
@@ -60,7 +61,7 @@ class TensorParallel(Rows):
                 module.enter, module.leave = self.enter, self.leave
                 for linear in module.children():
                     if isinstance(linear, Linear):
-                        linear.product = product
+                        linear.product = TensorProduct(**vars(linear.product))
             elif isinstance(module, (RMSNorm, Router)):
                 module.shared = self.shared
             elif isinstance(module, Embedding):
@@ -208,11 +209,17 @@ class _Enter(torch.autograd.Function):
         return ctx.tensor.reduce_scatter(dout), None, None
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    """Compute x @ weight.T. If x is the result of `TensorParallel.enter`, it is not saved for the backward pass."""
-    if not isinstance(x.grad_fn, _Enter._backward_cls):
-        return F.linear(x, weight)
-    return _Product.apply(x, weight, x.grad_fn)  # type: ignore[no-any-return]
+class TensorProduct(Op):
+    """A product of any kind that does not save x for the backward pass if it is the result of `TensorParallel.enter`.
+
+    It has the functions of the product that it is around.
+    """
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Compute the product of x [T,I] and this device's slice of a weight."""
+        if not isinstance(x.grad_fn, _Enter._backward_cls):
+            return super().__call__(x, weight)
+        return _Product.apply(x, weight, x.grad_fn, self)  # type: ignore[no-any-return]
 
 
 class _Product(torch.autograd.Function):
@@ -220,23 +227,24 @@ class _Product(torch.autograd.Function):
     one frees them. `enter` is the node of `_Enter` that gathered them."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, enter: Any) -> Tensor:
-        ctx.save_for_backward(weight)
-        ctx.enter = enter
+    def forward(ctx: Any, x: Tensor, weight: Tensor, enter: Any, product: Op) -> Tensor:
+        out, *kept = product.forward(x, weight)
+        ctx.save_for_backward(weight, *kept)
+        ctx.enter, ctx.product = enter, product
         enter.products += 1
-        return F.linear(x, weight)
+        return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None]:
-        (weight,), enter = ctx.saved_tensors, ctx.enter
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        (weight, *kept), enter = ctx.saved_tensors, ctx.enter
         if enter.gathered is None:
             enter.gathered = enter.tensor.gather(*enter.saved_tensors)[: enter.tokens]
-        x = enter.gathered
+        inputs = enter.gathered, weight
         enter.products -= 1
         if not enter.products:
             enter.gathered = None
-        return dout @ weight, dout.T @ x, None
+        return *ctx.product.backward(dout, *(inputs[number] for number in ctx.product.keeps), *kept), None, None
 
 
 class _Shared(torch.autograd.Function):

@@ -16,9 +16,12 @@ from engine.close import error
 from engine.models import fuse as fusing
 from engine.models.common.initialise import initialise
 from engine.models.common.loss import token_loss
-from engine.models.common.pointwise import NORM, Op
+from engine.models.common.op import Op
+from engine.models.common.pointwise import NORM
+from engine.models.common.product import PRODUCT
 from engine.models.decoder import Decoder
 from engine.models.fuse import fuse
+from engine.parallel.tensor import TensorProduct
 from tests.models.huggingface import run
 from tests.models.shapes import LLAMA
 
@@ -77,6 +80,20 @@ def test_widths_are_constants_of_the_code_and_tokens_are_not(monkeypatch: pytest
     assert len(made) == before
     fused.norm.op(torch.ones(7, 16), torch.ones(16), 1e-5)
     assert len(made) == before + 1, "another width has code of its own"
+
+
+def test_a_product_is_compiled_in_place_of_pytorchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is around a product stays around it."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    inside = fusing.compiled.__wrapped__(TensorProduct(**vars(PRODUCT)))
+    assert type(inside) is TensorProduct and inside.native is None
+    x, weight, dout = (torch.linspace(-1, 1, rows * 6).view(rows, 6).requires_grad_() for rows in (4, 3, 2))
+    dout = dout.view(4, 3)
+    found, expected = (
+        (out := one(x, weight), *torch.autograd.grad(out, (x, weight), dout)) for one in (inside, PRODUCT)
+    )
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("wish", ["auto", "never"])

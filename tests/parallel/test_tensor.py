@@ -1,28 +1,40 @@
-"""Under tensor parallelism a device saves 1 / tp of the bytes of a layer, as the estimate assumes."""
+"""Under tensor parallelism a device saves 1 / tp of the bytes of a layer, as the estimate assumes, and computes the
+products that the model has: another arithmetic inside gives what it gives on one device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
+from engine.close import error
 from engine.config.load import load
 from engine.config.schema import Model
 from engine.cost.activations import layers_bytes
 from engine.cost.flops import kinds
 from engine.dtypes import DTYPES
+from engine.family.families import parameters_of
 from engine.models import recompute
 from engine.models.build import build_model
+from engine.models.common.attention import Attention
 from engine.models.common.initialise import initialise
+from engine.models.common.op import Op
 from engine.models.common.part import Part
+from engine.models.common.product import PRODUCT
+from engine.models.common.skip_init import Linear
+from engine.models.common.swiglu import FeedForward
+from engine.models.experts.grouped import LOOP, PRODUCTS, Products
+from engine.models.experts.layer import Experts
 from engine.models.parallelize import parallelize
+from engine.models.split import slice_of
 from engine.parallel.tensor import TensorParallel
 from tests.attention.rings import unsplit
 from tests.cost.shapes import shape
@@ -39,13 +51,61 @@ CASES = [
 ]
 
 
-def saved_in_layers(shape: Model, mode: str, dtype: str, tile: int) -> int:
+def rounded(x: Tensor) -> Tensor:
+    """Round x to bf16, in its own dtype: a stand-in for a product in low precision."""
+    return x.bfloat16().to(x.dtype)
+
+
+def tiled(product: Op, tile: int) -> Op:
+    """Compute a product `tile` tokens at a time."""
+
+    def forward(x: Tensor, weight: Tensor) -> tuple[Tensor]:
+        return (torch.cat([product.forward(rows, weight)[0] for rows in x.split(tile)]),)
+
+    def backward(dout: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        pairs = zip(dout.split(tile), x.split(tile), strict=True)
+        dxs, dweights = zip(*(product.backward(*pair, weight) for pair in pairs), strict=True)
+        return torch.cat(dxs), sum(dweights)
+
+    return replace(product, forward=forward, backward=backward, native=None)
+
+
+ROUNDED = Op(
+    lambda x, weight: PRODUCT.forward(rounded(x), rounded(weight)),
+    lambda dout, x, weight: PRODUCT.backward(rounded(dout), rounded(x), rounded(weight)),
+    keeps=(0, 1),
+)
+NARROW = Op(  # saves a narrower x of its own
+    lambda x, weight: (*ROUNDED.forward(x, weight), x.bfloat16()),
+    lambda dout, weight, narrow: ROUNDED.backward(dout, narrow.to(dout.dtype), weight),
+    keeps=(1,),
+)
+OF_EXPERTS = Products(
+    lambda rows, weight, counts: LOOP.grouped(rounded(rows), rounded(weight), counts),
+    lambda left, right, counts: LOOP.outer(rounded(left), rounded(right), counts),
+)
+STACKS = {"rounded": ROUNDED, "tiled": tiled(ROUNDED, 64), "narrow": NARROW}
+STACKED = [(MODEL, 0, name) for name in STACKS] + [(MODEL, 100, "rounded"), (EXPERTS, 0, "rounded")]
+
+
+def multiply_with(model: nn.Module, product: Op, of_experts: Products) -> None:
+    """Replace the products of all layers, but not those of the head and of routers."""
+    for module in model.modules():
+        if isinstance(module, (Attention, FeedForward)):
+            for linear in module.children():
+                if isinstance(linear, Linear):
+                    linear.product = product
+        elif isinstance(module, Experts):
+            module.products = of_experts
+
+
+def saved_in_layers(shape: Model, mode: str, dtype: str, tile: int, product: Op = PRODUCT) -> int:
     """Bytes that all layers, and the losses of their routers, save in a forward pass on this device, by storage."""
     changes = {"model": shape, "recompute": mode, "dtype": dtype, "mlp_tile": tile}
     config = load([]).model_copy(update=changes)
     model = build_model(config, Part(range(shape.layers), tp=WORLD)).to(DTYPES[dtype])
-    parallelize(model, config, CPU)
-    TensorParallel(dist.group.WORLD, shape.vocab).apply(model)
+    multiply_with(model, product, PRODUCTS)
+    parallelize(model, config, CPU, tensor=TensorParallel(dist.group.WORLD, shape.vocab))
     initialise(model, 0)
     kept: dict[int, torch.UntypedStorage] = {}  # alive, or an address may be given to another
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -75,14 +135,57 @@ def saved_in_layers(shape: Model, mode: str, dtype: str, tile: int) -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
-def saved_in_all_cases() -> list[int]:
-    return [saved_in_layers(*case) for case in CASES]
+def gradients(shape: Model, tile: int, product: Op, of_experts: Products, part: Part) -> dict[str, Tensor]:
+    """The loss of a model in float64 with these products in its layers, and the gradients of its parameters."""
+    config = load([]).model_copy(update={"model": shape, "dtype": "fp32", "mlp_tile": tile})
+    model = build_model(config, part).double()
+    multiply_with(model, product, of_experts)
+    parallelize(model, config, CPU, tensor=TensorParallel(dist.group.WORLD, shape.vocab) if part.tp > 1 else None)
+    initialise(model, 0)
+    positions = torch.arange(TOKENS)
+    numbers = positions % shape.vocab
+    attention = AttentionContext(unsplit(TOKENS), None, choose(CPU, torch.float64, shape.head_dim))
+    loss = model(numbers, positions, numbers, attention)
+    loss.backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {"loss": loss.detach()} | found
+
+
+def split_gradients() -> list[dict[str, Tensor]]:
+    rank = dist.get_rank()
+    return [
+        gradients(of, tile, STACKS[name], OF_EXPERTS, Part(range(of.layers), tp=WORLD, tp_rank=rank))
+        for of, tile, name in STACKED
+    ]
+
+
+@pytest.mark.world
+def test_other_products_stack_inside() -> None:
+    """Communication around a product that rounds its inputs: the loss and the gradients are those of the whole model
+    with the same product. In float64, where sums in another order do not change what a number is rounded to."""
+    world = run_world(WORLD, split_gradients)
+    for number, (of, tile, name) in enumerate(STACKED):
+        whole, table = Part.whole(of), parameters_of(of)
+        expected = gradients(of, tile, STACKS[name], OF_EXPERTS, whole)
+        plain = gradients(of, tile, PRODUCT, PRODUCTS, whole)
+        assert error(expected["loss"], plain["loss"]) > 1e-7, "rounding changes the loss"
+        for rank, of_rank in enumerate(world):
+            assert of_rank[number].keys() == expected.keys() == {"loss", *table}
+            for key, found in of_rank[number].items():
+                right = expected[key] if key == "loss" else slice_of(table[key], expected[key], WORLD, rank)
+                assert error(found, right) < 1e-10, (of.family, tile, name, rank, key)
+
+
+def saved_in_all_cases() -> tuple[list[int], list[int]]:
+    products = (PRODUCT, ROUNDED, tiled(ROUNDED, 64))
+    return [saved_in_layers(*case) for case in CASES], [saved_in_layers(*CASES[0], one) for one in products]
 
 
 @pytest.mark.world
 def test_saved_bytes_are_those_of_the_estimate() -> None:
-    """Only the padding of an odd number of tokens is not counted: one row in 401."""
-    for found in run_world(WORLD, saved_in_all_cases):
+    """Only the padding of an odd number of tokens is not counted: one row in 401. No product saves gathered rows."""
+    for found, of_products in run_world(WORLD, saved_in_all_cases):
+        assert len(set(of_products)) == 1
         for (model, mode, dtype, tile), of_case in zip(CASES, found, strict=True):
             expected = TOKENS * layers_bytes(model, kinds(model), dtype, mode, tile) / WORLD
             assert of_case == pytest.approx(expected, rel=0.01), (model.experts, mode, dtype, tile, of_case / expected)

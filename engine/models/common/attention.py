@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from engine.config.schema import Model
 from engine.models.common.norm import RMSNorm
+from engine.models.common.op import Op
 from engine.models.common.part import Enter, as_it_is
-from engine.models.common.pointwise import ROTATE, Op
+from engine.models.common.pointwise import ROTATE
 from engine.models.common.rope import Rotation
 from engine.models.common.skip_init import Linear
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from engine.models.common.op import Op
 from engine.models.common.part import as_it_is
-from engine.models.common.pointwise import NORM, Op
+from engine.models.common.pointwise import NORM
 
 
 class RMSNorm(nn.Module):

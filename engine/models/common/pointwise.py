@@ -1,59 +1,21 @@
-"""The pointwise operations of a layer, with explicit gradients, so that this code decides which tensors are saved.
+"""The pointwise operations of a layer, with explicit gradients.
 
 Autograd would save the inputs of every small operation: for a norm in bf16 it saved 8 bytes per element, for SwiGLU one
-tensor more than necessary. Here an operation is two plain functions, forward and backward. torch.compile may fuse each
-of them into one kernel (`engine/models/fuse.py`), but it cannot change which tensors are saved, so these stay the ones
-that `engine.cost.activations.saved_bytes` counts.
+tensor more than necessary. torch.compile may fuse each of the two functions of an operation into one kernel
+(`engine/models/fuse.py`), but it cannot change which tensors are saved, so these stay the ones that
+`engine.cost.activations.saved_bytes` counts.
 
 Letters: T tokens, C hidden size, F width of the feed-forward layer, H heads, D head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from engine.dtypes import wider
-
-
-@dataclass(frozen=True)
-class Op:
-    """A differentiable function with an explicit gradient: `op(*inputs)` computes its output.
-
-    `forward(*inputs)` returns the output, followed by additional tensors to save. `backward(dout, *saved)` returns the
-    gradient of each input (None for inputs that need none). `saved` are the inputs at the indices `keeps`, followed by
-    the additional tensors.
-    """
-
-    forward: Callable[..., tuple[Tensor, ...]]
-    backward: Callable[..., tuple[Tensor | None, ...]]
-    keeps: tuple[int, ...]  # indices of the inputs to save
-
-    def __call__(self, *inputs: Any) -> Tensor:
-        """Compute the output, and record the gradient for autograd."""
-        return _Run.apply(self, *inputs)  # type: ignore[no-any-return]
-
-
-class _Run(torch.autograd.Function):
-    """Runs an `Op` under autograd: saves the tensors that it names, and computes gradients with its `backward`."""
-
-    @staticmethod
-    def forward(ctx: Any, op: Op, *inputs: Any) -> Tensor:
-        out, *kept = op.forward(*inputs)
-        ctx.op = op
-        ctx.save_for_backward(*(inputs[number] for number in op.keeps), *kept)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.op.backward(*gradient, *ctx.saved_tensors)
+from engine.models.common.op import Op
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

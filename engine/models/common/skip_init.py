@@ -10,17 +10,20 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.models.common.op import Op
+from engine.models.common.product import PRODUCT
+
 
 class Linear(nn.Linear):
     """`nn.Linear` without bias. Its weight is uninitialised memory."""
 
-    product: Callable[[Tensor, Tensor], Tensor] = staticmethod(F.linear)  # tensor parallelism replaces it
+    product: Op = PRODUCT  # parallelize.py stacks others around it
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute x [...,inputs] @ weight.T: [...,outputs]."""
+        """Compute x [T,inputs] @ weight.T: [T,outputs]."""
         return self.product(x, self.weight)
 
     def reset_parameters(self) -> None:

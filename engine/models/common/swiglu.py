@@ -7,8 +7,9 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from engine.config.schema import Model
+from engine.models.common.op import Op
 from engine.models.common.part import Enter, as_it_is
-from engine.models.common.pointwise import SWIGLU, Op
+from engine.models.common.pointwise import SWIGLU
 from engine.models.common.skip_init import Linear
 from engine.models.common.tiles import in_tiles
 

@@ -24,7 +24,7 @@ _ALIGNMENT = 16  # bytes: the grouped kernel requires rows that begin at a multi
 
 
 class Products(NamedTuple):
-    """An implementation of `grouped` and `outer`."""
+    """An implementation of `grouped` and `outer`; `PRODUCTS` selects one for its inputs."""
 
     grouped: Callable[[Tensor, Tensor, Tensor], Tensor]
     outer: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -72,6 +72,7 @@ def _kernel_outer(left: Tensor, right: Tensor, counts: Tensor) -> Tensor:
     return out.masked_fill_((counts == 0)[:, None, None], 0)
 
 
+PRODUCTS = Products(grouped, outer)
 LOOP = Products(_loop_grouped, _loop_outer)
 KERNEL = Products(_kernel_grouped, _kernel_outer)
 

@@ -20,17 +20,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from engine.config.schema import Balance, Model
-from engine.dtypes import wider
+from engine.models.common.op import Op
 from engine.models.common.part import as_it_is
-from engine.models.common.pointwise import SWIGLU, Op
+from engine.models.common.pointwise import SWIGLU
+from engine.models.common.product import WIDE
 from engine.models.common.skip_init import Linear
 from engine.models.common.tiles import in_tiles
-from engine.models.experts.grouped import grouped, outer
+from engine.models.experts.grouped import PRODUCTS, Products
 
 
 class Routed(NamedTuple):
@@ -46,27 +46,12 @@ class Router(Linear):
     It is a module, so that ZeRO-3 gathers its weight for `forward`.
     """
 
+    product = WIDE
     shared: Callable[[Tensor], Tensor] = staticmethod(as_it_is)  # tensor parallelism replaces it
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the logits [T,E] of x [T,C]."""
-        return _WideProduct.apply(x, self.shared(self.weight))  # type: ignore[no-any-return]
-
-
-class _WideProduct(torch.autograd.Function):
-    """Computes x @ weight.T in at least float32. Saves x in its own dtype."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        wide = wider(x.dtype)
-        return F.linear(x.to(wide), weight.to(wide))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        return (dout @ weight.to(dout.dtype)).to(x.dtype), (dout.T @ x.to(dout.dtype)).to(weight.dtype)
+        return self.product(x, self.shared(self.weight))
 
 
 class Route(Protocol):
@@ -133,6 +118,7 @@ class Experts(nn.Module):
     """
 
     op: Op = SWIGLU
+    products: Products = PRODUCTS  # of rows that the route has made: communication is around any of them
     bias: Tensor | None
     tile: int = 0  # tokens per tile (tiles.py), to save memory; 0 computes all tokens at once
     # (chosen experts [T,k], number of experts) -> the route of a micro-batch; tensor and expert parallelism replace it
@@ -168,16 +154,18 @@ class Experts(nn.Module):
         weights = probabilities.gather(-1, chosen)
         if self.norm_top_k:
             weights = weights / weights.sum(-1, keepdim=True)
-        path = _Path(self.route, logits.shape[1])
+        path = _Path(self.route, logits.shape[1], self.products)
         hidden = self.op(*_Enter.apply(x, chosen, self.gate, self.up, path))
         return _Leave.apply(hidden, weights, chosen, self.down, path, x.dtype), logits, chosen
 
 
 class _Path:
-    """The route of the two operations below. Built in each pass and freed after it: it has indices of all rows."""
+    """The route of the two operations below, and their products. The route is built in each pass and freed after it: it
+    has indices of all rows."""
 
-    def __init__(self, route: Callable[[Tensor, int], Route], experts: int) -> None:
+    def __init__(self, route: Callable[[Tensor, int], Route], experts: int, products: Products) -> None:
         self._make, self._experts = route, experts
+        self.grouped, self.outer = products
         self._route: Route | None = None
 
     def of(self, chosen: Tensor) -> Route:
@@ -197,18 +185,19 @@ class _Enter(torch.autograd.Function):
         ctx.save_for_backward(x, chosen, gate, up)
         ctx.path, route = path, path.of(chosen)
         rows = route.spread(x)
-        return grouped(rows, gate.transpose(1, 2), route.counts), grouped(rows, up.transpose(1, 2), route.counts)
+        of_gate, of_up = (path.grouped(rows, weight.transpose(1, 2), route.counts) for weight in (gate, up))
+        return of_gate, of_up
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dgate: Tensor, dup: Tensor) -> tuple[Tensor | None, ...]:
         x, chosen, gate, up = ctx.saved_tensors
-        route = ctx.path.of(chosen)
+        path, route = ctx.path, ctx.path.of(chosen)
         rows = route.spread(x)
-        weights = [outer(one, rows, route.counts) for one in (dgate, dup)]
+        weights = [path.outer(one, rows, route.counts) for one in (dgate, dup)]
         del rows
-        drows = grouped(dgate, gate, route.counts).add_(grouped(dup, up, route.counts))
-        ctx.path.free()
+        drows = path.grouped(dgate, gate, route.counts).add_(path.grouped(dup, up, route.counts))
+        path.free()
         return route.collect(drows, x.dtype), None, *weights, None
 
 
@@ -221,7 +210,7 @@ class _Leave(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(hidden, weights, chosen, down)
         ctx.path, route = path, path.of(chosen)
-        rows = grouped(hidden, down.transpose(1, 2), route.counts) * route.spread_weights(weights)[:, None]
+        rows = path.grouped(hidden, down.transpose(1, 2), route.counts) * route.spread_weights(weights)[:, None]
         path.free()
         return route.collect(rows, dtype)
 
@@ -229,11 +218,11 @@ class _Leave(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weights, chosen, down = ctx.saved_tensors
-        route = ctx.path.of(chosen)
+        path, route = ctx.path, ctx.path.of(chosen)
         drows, of_row = route.spread(dout), route.spread_weights(weights)[:, None]
-        dhidden = grouped(drows, down, route.counts)
+        dhidden = path.grouped(drows, down, route.counts)
         dweights = route.collect_weights((dhidden * hidden).sum(-1, dtype=weights.dtype))
-        ddown = outer(drows.mul_(of_row), hidden, route.counts)
+        ddown = path.outer(drows.mul_(of_row), hidden, route.counts)
         return dhidden.mul_(of_row), dweights, None, ddown, None, None
 
 

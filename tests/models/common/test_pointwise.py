@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.close import error
-from engine.models.common.pointwise import NORM, ROTATE, SWIGLU, Op
+from engine.models.common.op import Op
+from engine.models.common.pointwise import NORM, ROTATE, SWIGLU
 
 EPS = 1e-5
 SIZES = [(0, 8), (1, 8), (37, 24)]

@@ -1,0 +1,53 @@
+"""An operation with an explicit gradient, so that this code decides which tensors are saved for the backward pass.
+
+Both functions run outside autograd, so they can be compiled or wrapped. An operation that stacks around this one is a
+copy with other functions (`dataclasses.replace`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+@dataclass(frozen=True)
+class Op:
+    """A differentiable function with an explicit gradient: `op(*inputs)` computes its output.
+
+    `forward(*inputs)` returns the output, followed by additional tensors to save. `backward(dout, *saved)` returns the
+    gradient of each input (None for inputs that need none). `saved` are the inputs at the indices `keeps`, followed by
+    the additional tensors.
+    """
+
+    forward: Callable[..., tuple[Tensor, ...]]
+    backward: Callable[..., tuple[Tensor | None, ...]]
+    keeps: tuple[int, ...]  # indices of the inputs to save
+    # PyTorch's own function with the same output, gradients and saved tensors: it takes less time on the host.
+    native: Callable[..., Tensor] | None = None
+
+    def __call__(self, *inputs: Any) -> Tensor:
+        """Compute the output, and record the gradient for autograd."""
+        if self.native is not None:
+            return self.native(*inputs)
+        return _Run.apply(self, *inputs)  # type: ignore[no-any-return]
+
+
+class _Run(torch.autograd.Function):
+    """Runs an `Op` under autograd: saves the tensors that it names, and computes gradients with its `backward`."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Op, *inputs: Any) -> Tensor:
+        out, *kept = op.forward(*inputs)
+        ctx.op = op
+        ctx.save_for_backward(*(inputs[number] for number in op.keeps), *kept)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.op.backward(*gradient, *ctx.saved_tensors)
