@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks import driver
 from engine.config.load import load
 from engine.config.yaml_reader import parse
-from engine.cost.calibration import Calibration
+from engine.cost.calibration import Calibration, alike
 from engine.cost.datasheets import nominal
 from engine.cost.model import Costs
 from engine.data.mixes import draw
@@ -73,7 +73,6 @@ def _machine() -> Calibration:
     names = (
         "attention_flops_per_s",
         "network_bytes_per_s",
-        "linear_flops_per_s",
         "node_bytes_per_s",
         "linear_backward",
         "attention_backward",
@@ -82,7 +81,7 @@ def _machine() -> Calibration:
         "ring_s",
     )
     assumed: dict[str, Any] = {name: float(ASSUMED[name]) for name in names}
-    return replace(nominal("a100x8"), **assumed)
+    return replace(nominal("a100x8"), **assumed, **alike(float(ASSUMED["linear_flops_per_s"])))
 
 
 def steps_of(model: str, mix: str, context: str) -> list[Ints]:

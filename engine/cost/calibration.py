@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError
+from engine.family.parameters import LINEAR_KINDS, LinearKind
 from engine.files import write_durably
 from engine.format_number import format_number
 from engine.readers import read_object
 
 # 1 had no `ring_s`, and counted an all-reduce as a reduce-scatter. In 2 the first round of a ring cost what others do.
-SCHEMA = 3
+# 3 had one rate for all linear layers.
+SCHEMA, _OLDEST = 4, 3
 PLAN_BUILD_S = 0.07  # where it is not measured: .064 s forward and .075 s backward on one H200 (benchmarks/RESULTS.md)
 
 
@@ -30,7 +32,11 @@ class Calibration:
     device: str  # the device that was measured, or whose data sheet was used
     source: str  # `measured`, or where the rates come from
     peak_flops_per_s: float  # dense, from the data sheet; else of the fastest matrix product that was measured
-    linear_flops_per_s: float  # linear layers, forward
+    # Of linear layers, forward, by the kind of their matrix (engine/family/parameters.py).
+    projection_flops_per_s: float
+    ffn_flops_per_s: float
+    expert_flops_per_s: float
+    head_flops_per_s: float
     linear_backward: float  # time of the backward pass / time of the forward pass
     attention_flops_per_s: float  # causal attention, forward
     attention_backward: float  # time of the backward pass / time of the forward pass
@@ -55,11 +61,27 @@ class Calibration:
     step_s: float  # fixed time of a step
     plan_build_s: float  # cuDNN builds the execution plan of a shape, at its first call in a thread; no part of a cost
 
+    def linear(self, kind: LinearKind) -> float:
+        """FLOP/s of the products with matrices of a kind, forward."""
+        rate: float = getattr(self, _term(kind))
+        return rate
+
     def write(self, path: Path) -> None:
         """Write the file that `read` reads, atomically."""
         write_durably(path, (json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2) + "\n").encode())
 
 
+def _term(kind: LinearKind) -> str:
+    return f"{kind}_flops_per_s"
+
+
+def alike(flops_per_s: float) -> dict[str, Any]:
+    """The terms of all kinds of linear layers, if they have the same rate."""
+    return dict.fromkeys(LINEAR_TERMS, flops_per_s)
+
+
+LINEAR_TERMS = tuple(map(_term, LINEAR_KINDS))
+_ALL_LINEAR = "linear_flops_per_s"  # in format 3, the rate of all kinds
 _TEXT = ("cluster", "device", "source")
 _LEAST, _MOST = 1e-12, 1e30  # values beyond these are mistakes, and products would overflow
 NEVER_S = _MOST  # as `plan_build_s`: no shape gets a plan
@@ -86,11 +108,13 @@ def read(path: Path, cluster: str) -> Calibration:
         written = format_number(found, SCHEMA, str(path), ConfigError, key="schema")
     except ConfigError as error:
         raise _refusal(path, f"it {error}") from error
-    if written < SCHEMA:
-        raise _refusal(path, f"it is not a calibration file of format {SCHEMA}")
+    if written < _OLDEST:
+        raise _refusal(path, f"it is not a calibration file of format {_OLDEST} or {SCHEMA}")
     found = {name: value for name, value in found.items() if name != "schema"}
     found = _NEW | found
     names = [field.name for field in fields(Calibration)]
+    if written < SCHEMA:
+        names = [name for name in names if name not in LINEAR_TERMS] + [_ALL_LINEAR]
     missing = [name for name in names if name not in found]
     unknown = [name for name in found if name not in names and name not in _OLD]
     if missing or unknown:
@@ -103,7 +127,7 @@ def read(path: Path, cluster: str) -> Calibration:
         raise _refusal(path, f"it was made for cluster={found['cluster']}, not for cluster={cluster}")
     # Whole numbers become floats: compiled functions would be compiled again for integers.
     terms: dict[str, Any] = {name: found[name] if name in _TEXT else float(found[name]) for name in names}
-    return Calibration(**terms)
+    return Calibration(**terms if written == SCHEMA else alike(terms.pop(_ALL_LINEAR)) | terms)
 
 
 def _problem(name: str, value: Any) -> str | None:

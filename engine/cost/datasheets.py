@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.cost.calibration import PLAN_BUILD_S, Calibration
+from engine.cost.calibration import PLAN_BUILD_S, Calibration, alike
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def nominal(cluster: str) -> Calibration:
             device="a CPU core",
             source="round figures",
             peak_flops_per_s=50e9,
-            linear_flops_per_s=30e9,
+            **alike(30e9),
             linear_backward=2.0,
             attention_flops_per_s=15e9,
             attention_backward=2.5,
@@ -90,7 +90,7 @@ def nominal(cluster: str) -> Calibration:
         device=sheet.device,
         source=f"data sheet {sheet.source}",
         peak_flops_per_s=sheet.flops,
-        linear_flops_per_s=linear,
+        **alike(linear),
         linear_backward=2.0,
         attention_flops_per_s=_REACHED["attention"] * sheet.flops,
         attention_backward=2.5,  # five products instead of two

@@ -17,8 +17,10 @@ from typing import NamedTuple
 from engine.config import schema
 from engine.family.families import family_of
 from engine.family.layers import LayerKind, merged
+from engine.family.parameters import LINEAR_KINDS, LinearKind
 
 PASSES = 3  # forward, and a backward pass of twice as many operations
+PER_WEIGHT = 2  # operations of a token
 WHOLE = 1 << 62  # as a window: queries attend to all tokens before them
 
 
@@ -51,15 +53,26 @@ def largest_layer(model: schema.Model, *, experts: int) -> int:
     return max(layer_weights(model, kind, experts=experts) for kind in kinds(model))
 
 
-def linear_weights(model: schema.Model) -> int:
+def layer_products(model: schema.Model, kind: LayerKind) -> dict[LinearKind, int]:
+    """Number of weights of a layer that each token is multiplied with, by the kind of their matrix."""
+    found = dict.fromkeys(LINEAR_KINDS, 0)
+    for one in family_of(model).of_layer(model, kind):
+        if one.linear is not None:
+            found[one.linear] += one.elements // model.experts * model.top_k if one.stacked else one.elements
+    return found
+
+
+def products(model: schema.Model) -> dict[LinearKind, int]:
     """Number of weights that each token is multiplied with: all matrices except the embedding and unused experts."""
-    layers = sum(kind.count * layer_weights(model, kind, experts=model.top_k) for kind in kinds(model))
-    return layers + model.hidden * model.vocab
+    layers = [(kind.count, layer_products(model, kind)) for kind in kinds(model)]
+    found = {of: sum(count * weights[of] for count, weights in layers) for of in LINEAR_KINDS}
+    found["head"] += model.hidden * model.vocab
+    return found
 
 
 def linear_flops(model: schema.Model) -> int:
     """Forward FLOPs of a token in all linear layers."""
-    return 2 * linear_weights(model)
+    return PER_WEIGHT * sum(products(model).values())
 
 
 def attention(model: schema.Model) -> tuple[Attention, ...]:
@@ -74,9 +87,3 @@ def attention(model: schema.Model) -> tuple[Attention, ...]:
 def attention_flops(layers: tuple[Attention, ...], tokens: int) -> int:
     """Forward FLOPs of attention over a sequence of `tokens` in `layers`."""
     return sum(one.flops * pairs(tokens, one.window) for one in layers)
-
-
-def ffn_ratio(model: schema.Model) -> float:
-    """Fraction of a token's `linear_weights` that are in SwiGLU, or in its experts."""
-    products = sum(kind.count * (model.top_k if kind.experts else 1) for kind in kinds(model))
-    return products * 3 * model.ffn * model.hidden / linear_weights(model)

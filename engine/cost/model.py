@@ -21,6 +21,7 @@ from engine.cost.activations import Instant
 from engine.cost.calibration import Calibration
 from engine.cost.collectives import collectives, expert_collectives, tensor_collectives
 from engine.cost.datasheets import nominal, sheet_peak
+from engine.cost.linear import ffn_share, token_seconds
 from engine.cost.sizes import element_bytes, parameters, update_bytes
 from engine.cost.stages import stages, work_shares
 from engine.cost.states import states
@@ -70,9 +71,9 @@ class Costs:
     slice_dkv_bytes: int = 0  # per token of the same, from the backward pass of the last slice on: gradients of K,V
     query_bytes: int = 0  # queries of a token in all layers, sent once
     result_bytes: int = 0  # output of a token in all layers, or the gradient of its queries, sent once
-    share: float = 1.0  # of the model's work that a device of the stage does
     team_bytes: int = 0  # per token of the other members of a team: queries and results of one layer
     later_stages: tuple[Costs, ...] = ()  # the other stages of a pipeline: only their layers and bytes differ
+    work_shares: tuple[float, ...] = (1.0,)  # of the model's work that a device of each stage does (stages.py)
 
     @classmethod
     def of(cls, config: Config, rates: Calibration | None = None) -> Costs:
@@ -108,6 +109,7 @@ class Costs:
             query_bytes=model.layers * model.heads * model.head_dim * b,
             result_bytes=model.layers * model.heads * model.head_dim * w,
             forward_rings=3 if config.recompute == "layer" else 2,
+            work_shares=work_shares(config, rates),
             counts_bytes=activations.counts_bytes(model, config.parallel.pp) if config.balance.by == "loss" else 0,
             **_bytes(config, cluster.ranks)[0],
         )
@@ -126,8 +128,8 @@ class Costs:
 
     @property
     def shares(self) -> Floats:
-        """The part of the work that each stage of a pipeline does, [n]: by its linear layers (cost/stages.py)."""
-        return np.array([stage.share for stage in self.stages])
+        """`work_shares` as an array, [n]."""
+        return np.array(self.work_shares)
 
     @property
     def fixed(self) -> int:
@@ -246,7 +248,7 @@ def _bytes(config: Config, ranks: int) -> list[dict[str, Any]]:
     model, dtype, mode, tile = config.model, config.dtype, config.recompute, config.mlp_tile
     tp, pp = config.parallel.tp, config.parallel.pp
     b, w = element_bytes(dtype)
-    held, shares = [states(config, ranks, stage) for stage in range(pp)], work_shares(config)
+    held = [states(config, ranks, stage) for stage in range(pp)]
     kinds = family_of(model).layers(model)
     found = []
     for stage, layers in enumerate(stages(config)):
@@ -255,7 +257,6 @@ def _bytes(config: Config, ranks: int) -> list[dict[str, Any]]:
         found.append(
             {
                 "layers": own,
-                "share": shares[stage],
                 "in_flight": in_flight,
                 "token_bytes": -(-saved // tp),
                 "instants": activations.instants(config, stage),
@@ -295,7 +296,7 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     """
     model, tp = config.model, config.parallel.tp
     b, w = element_bytes(config.dtype)
-    linear = flops.linear_flops(model) / tp / rates.linear_flops_per_s
+    linear = token_seconds(model, tp, rates)
     attention = flops.attention(model)
     every = sum(one.flops for one in attention)
     windows = [one for one in attention if one.window < flops.WHOLE]
@@ -310,7 +311,7 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     near = config.parallel.ep <= min(node.devices for node in cluster.nodes)
     between = rates.node_bytes_per_s if near else min(rates.node_bytes_per_s, rates.network_bytes_per_s)
     shared_f, shared_b = (sent / between for sent in expert_collectives(config))
-    tiled = flops.ffn_ratio(model) if config.mlp_tile else 0.0
+    tiled = ffn_share(model, rates) if config.mlp_tile else 0.0
     recomputed = {"none": tiled, "layer": 1.0, "layer_keep_attention": 1.0}[config.recompute]
     # Seconds in which the K,V of a token make one hop inside a node, per byte of an element. Hops between nodes take
     # `inter_node_slowdown` times as long.

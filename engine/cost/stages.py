@@ -6,6 +6,8 @@ from itertools import accumulate, pairwise
 
 from engine.config.schema import Config
 from engine.cost import flops
+from engine.cost.calibration import Calibration
+from engine.cost.linear import work
 from engine.family.families import family_of
 from engine.family.layers import part
 
@@ -14,8 +16,9 @@ def stages(config: Config) -> list[range]:
     """Return the layers of each stage, of `parallel.pp` stages: those of `parallel.stages`, if it says them.
 
     Else the slowest stage is as fast as possible, if all layers take equally long. A stage's time is that of its linear
-    layers, and the last one has the head too. Attention is not counted: its time depends on the documents. If two cuts
-    are equally good, earlier stages get fewer layers, because they have more micro-batches in flight.
+    layers, and the last one has the head too. Weights of all kinds count alike, so that a calibration moves no layer.
+    Attention is not counted: its time depends on the documents. If two cuts are equally good, earlier stages get fewer
+    layers, because they have more micro-batches in flight.
     """
     layers, pp, given = config.model.layers, config.parallel.pp, config.parallel.stages
     if given != "auto":
@@ -23,7 +26,9 @@ def stages(config: Config) -> list[range]:
     elif pp == 1:
         sizes = [layers]
     else:
-        head = _head(config)
+        # In layers like the first one.
+        first = flops.layer_products(config.model, family_of(config.model).layers(config.model)[0])
+        head = config.model.hidden * config.model.vocab / sum(first.values())
 
         def slowest(last: int) -> float:
             """The time of the slowest stage if the last one has `last` layers, in layers."""
@@ -35,24 +40,14 @@ def stages(config: Config) -> list[range]:
     return [range(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
 
 
-def work_shares(config: Config) -> list[float]:
+def work_shares(config: Config, rates: Calibration) -> tuple[float, ...]:
     """Return the part of the linear layers' work that each stage does."""
-    layers, first = family_of(config.model).layers(config.model), _first_layer(config)
-    work = [0.0] * config.parallel.pp
+    model = config.model
+    layers = family_of(model).layers(model)
+    first = work(flops.layer_products(model, layers[0]), rates)
+    found = [0.0] * config.parallel.pp
     for stage, numbers in enumerate(stages(config)):
         for kind in part(layers, numbers):
-            weights = flops.layer_weights(config.model, kind, experts=config.model.top_k)
-            work[stage] += kind.count * (weights / first)
-    work[-1] += _head(config)
-    return [of_stage / sum(work) for of_stage in work]
-
-
-def _first_layer(config: Config) -> int:
-    """The weights of the first layer that a token is multiplied with."""
-    model = config.model
-    return flops.layer_weights(model, family_of(model).layers(model)[0], experts=model.top_k)
-
-
-def _head(config: Config) -> float:
-    """The work of the head, in layers like the first one."""
-    return config.model.hidden * config.model.vocab / _first_layer(config)
+            found[stage] += kind.count * (work(flops.layer_products(model, kind), rates) / first)
+    found[-1] += model.hidden * model.vocab / first
+    return tuple(of_stage / sum(found) for of_stage in found)

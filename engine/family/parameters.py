@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from engine.family.layers import LayerKind
 from engine.family.shape import Shape
 
 EMBEDDING, HEAD = "embedding.weight", "head.weight"
+
+# Kinds of matrices that tokens are multiplied with, whose arithmetic, and so the rate, may differ. `projection`: before
+# and after attention. `ffn`: of dense layers. `head`: routers too, which like the head need their precision.
+LinearKind = Literal["projection", "ffn", "expert", "head"]
+LINEAR_KINDS: tuple[LinearKind, ...] = get_args(LinearKind)
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,7 @@ class Parameter:
     shape: tuple[int, ...]  # [out,in]; of stacked experts [E,out,in]
     split: int | None = None  # the dim that tensor parallelism splits; None: every device has all of it
     stacked: bool = False  # the matrices of a layer's experts in dim 0, which expert parallelism shares
+    linear: LinearKind | None = None  # the kind of a matrix that tokens are multiplied with
 
     @property
     def elements(self) -> int:
@@ -40,26 +47,26 @@ def of_layer(model: Shape, kind: LayerKind, *, qk_norm: bool) -> tuple[Parameter
     norms = ("attention.q_norm.weight", "attention.k_norm.weight") if qk_norm else ()
     attention = (
         Parameter("attention_norm.weight", (hidden,)),
-        Parameter("attention.q.weight", (wide, hidden), 0),
-        Parameter("attention.k.weight", (narrow, hidden), 0),
-        Parameter("attention.v.weight", (narrow, hidden), 0),
-        Parameter("attention.out.weight", (hidden, wide), 1),
+        Parameter("attention.q.weight", (wide, hidden), 0, linear="projection"),
+        Parameter("attention.k.weight", (narrow, hidden), 0, linear="projection"),
+        Parameter("attention.v.weight", (narrow, hidden), 0, linear="projection"),
+        Parameter("attention.out.weight", (hidden, wide), 1, linear="projection"),
         *(Parameter(name, (model.head_dim,)) for name in norms),
         Parameter("ffn_norm.weight", (hidden,)),
     )
     if not kind.experts:
         return (
             *attention,
-            Parameter("ffn.gate.weight", (ffn, hidden), 0),
-            Parameter("ffn.up.weight", (ffn, hidden), 0),
-            Parameter("ffn.down.weight", (hidden, ffn), 1),
+            Parameter("ffn.gate.weight", (ffn, hidden), 0, linear="ffn"),
+            Parameter("ffn.up.weight", (ffn, hidden), 0, linear="ffn"),
+            Parameter("ffn.down.weight", (hidden, ffn), 1, linear="ffn"),
         )
     return (
         *attention,
-        Parameter("ffn.gate", (model.experts, ffn, hidden), 1, stacked=True),
-        Parameter("ffn.up", (model.experts, ffn, hidden), 1, stacked=True),
-        Parameter("ffn.down", (model.experts, hidden, ffn), 2, stacked=True),
-        Parameter("ffn.router.weight", (model.experts, hidden)),
+        Parameter("ffn.gate", (model.experts, ffn, hidden), 1, stacked=True, linear="expert"),
+        Parameter("ffn.up", (model.experts, ffn, hidden), 1, stacked=True, linear="expert"),
+        Parameter("ffn.down", (model.experts, hidden, ffn), 2, stacked=True, linear="expert"),
+        Parameter("ffn.router.weight", (model.experts, hidden), linear="head"),
     )
 
 
@@ -68,5 +75,5 @@ def of_ends(model: Shape) -> tuple[Parameter, ...]:
     return (
         Parameter(EMBEDDING, (model.vocab, model.hidden), 0),
         Parameter("norm.weight", (model.hidden,)),
-        Parameter(HEAD, (model.vocab, model.hidden), 0),
+        Parameter(HEAD, (model.vocab, model.hidden), 0, linear="head"),
     )

@@ -28,7 +28,7 @@ import numpy as np
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.cost import flops
-from engine.cost.calibration import Calibration
+from engine.cost.calibration import Calibration, alike
 from engine.cost.collectives import collectives
 from engine.cost.datasheets import nominal, sheet_peak
 from engine.cost.model import Costs, rates_of
@@ -154,7 +154,7 @@ def _compute(measured: Measured, config: Config) -> Calibration:
         # At least the rate of linear layers, or the MFU could exceed 1.
         peak_flops_per_s=sheet_peak(name) or max(measured.product_flops_per_s, 1 / linear_forward),
         # Ratios backward / forward are at least a tenth, because two fits of noisy timings may contradict each other.
-        linear_flops_per_s=1 / linear_forward,
+        **alike(1 / linear_forward),
         linear_backward=max(linear / linear_forward - 1, 0.1),
         attention_flops_per_s=1 / attention_forward,
         attention_backward=max(attention / attention_forward - 1, 0.1),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.config.units import counted, format_bytes
-from engine.cost.calibration import Calibration
+from engine.cost.calibration import LINEAR_TERMS, Calibration
 from engine.cost.datasheets import sheet_peak
 from engine.hardware.measured import Measured
 
@@ -13,7 +13,7 @@ _RING = "fitted to micro-batches with rings of two ranks"
 
 _HOW = {
     "peak_flops_per_s": "no data sheet: the fastest product of square matrices",
-    "linear_flops_per_s": _FORWARD,
+    **dict.fromkeys(LINEAR_TERMS, f"{_FORWARD}; one rate for all kinds of linear layers"),
     "linear_backward": _MICRO,
     "attention_flops_per_s": _FORWARD,
     "attention_backward": _MICRO,

@@ -22,7 +22,6 @@ from engine.config.units import counted
 from engine.control import progress
 from engine.control.link import NODE_SOCKETS, inherited
 from engine.cost.model import known_peak
-from engine.cost.stages import work_shares
 from engine.data.ledger import Ledger
 from engine.data.mixture import SCALE
 from engine.data.opening import validation_shares
@@ -66,7 +65,7 @@ class Trainer:
         self.settings = PlanSettings.of(config)
         peak = known_peak(config)
         self.peak = peak and peak * groups.mesh.ranks  # FLOP/s of all devices
-        self.pace = Pace(self.settings.costs, work_shares(config)[groups.mesh.place(groups.rank).pp])
+        self.pace = Pace(self.settings.costs, self.settings.costs.work_shares[groups.mesh.place(groups.rank).pp])
         self.model, self.engine, self.context = build(config, groups, self.settings, weights)
         self.context.comm.meet(peers_of(groups.hdp_rank, self.settings), groups.device)
         (token,) = self.control.gather(random_name() if groups.rank == 0 else None)

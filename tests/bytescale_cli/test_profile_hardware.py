@@ -63,7 +63,7 @@ def test_two_ranks_are_measured_and_their_calibration_is_read(
     assert 0 <= hardware["fit"]["median_error"] <= hardware["fit"]["worst_error"]
     assert 1e8 < calibration.attention_flops_per_s < 1e13
     assert 0 < calibration.step_s < 10
-    assert calibration.peak_flops_per_s >= calibration.linear_flops_per_s
+    assert calibration.peak_flops_per_s >= calibration.ffn_flops_per_s
 
 
 def test_json(prepared: Profile, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

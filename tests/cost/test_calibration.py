@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from engine.config.load import load
-from engine.cost.calibration import SCHEMA, read
+from engine.cost.calibration import LINEAR_TERMS, SCHEMA, alike, read
 from engine.cost.datasheets import nominal
 from engine.cost.model import Costs, known_peak
 from engine.errors import ConfigError
 
-OURS = replace(nominal("local"), source="measured", linear_flops_per_s=1.25e10, overlap=0.3, step_s=0.0)
+OURS = replace(nominal("local"), source="measured", **alike(1.25e10), overlap=0.3, step_s=0.0)
+
+FORMAT_3 = Path(__file__).with_name("calibration_3.json")
 
 
 @pytest.fixture
@@ -49,6 +51,29 @@ def test_whole_numbers_are_numbers(file: Path) -> None:
     assert {type(found.nics_per_node), type(found.overlap)} == {float}
 
 
+def test_a_file_of_format_3_has_its_one_rate_for_all_linear_layers() -> None:
+    written = json.loads(FORMAT_3.read_text())
+    found = read(FORMAT_3, "h200x8")
+    assert asdict(found) == {name: value for name, value in written.items() if name in asdict(found)} | alike(6.5e14)
+    assert written.keys() - asdict(found).keys() == {"schema", "linear_flops_per_s"}
+
+
+def test_a_fault_in_a_file_of_format_3_is_named_as_there(tmp_path: Path) -> None:
+    file, found = tmp_path / "calibration.json", json.loads(FORMAT_3.read_text())
+    file.write_text(json.dumps(found | {"linear_flops_per_s": 0}))
+    assert "linear_flops_per_s must be from 1e-12 to 1e+30, not 0" in refusal(file, "h200x8")
+    del found["linear_flops_per_s"]
+    file.write_text(json.dumps(found | {"ffn_flops_per_s": 1e14}))
+    assert "terms missing: linear_flops_per_s; unknown: ffn_flops_per_s" in refusal(file, "h200x8")
+
+
+def test_each_kind_of_linear_layers_has_its_own_rate(file: Path) -> None:
+    rates = dict(zip(LINEAR_TERMS, (1e10, 2e10, 3e10, 4e10), strict=True))
+    found = read(changed(file, **rates), "local")
+    assert [found.linear(kind) for kind in ("projection", "ffn", "expert", "head")] == [*rates.values()]
+    assert "terms missing: none; unknown: linear_flops_per_s" in refusal(changed(file, linear_flops_per_s=1e10))
+
+
 def test_a_file_of_an_earlier_version_gets_the_nominal_time_of_a_plan(file: Path) -> None:
     """No cost depends on it."""
     found = json.loads(file.read_text())
@@ -77,11 +102,11 @@ def test_a_calibration_of_another_cluster(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "must"),
     [
-        ("linear_flops_per_s", 0, "must be from 1e-12 to 1e+30, not 0"),
-        ("linear_flops_per_s", -1.5, "must be from 1e-12 to 1e+30, not -1.5"),
-        ("linear_flops_per_s", "fast", "must be a number, not 'fast'"),
-        ("linear_flops_per_s", True, "must be a number, not True"),
-        ("linear_flops_per_s", None, "must be a number, not None"),
+        ("ffn_flops_per_s", 0, "must be from 1e-12 to 1e+30, not 0"),
+        ("ffn_flops_per_s", -1.5, "must be from 1e-12 to 1e+30, not -1.5"),
+        ("ffn_flops_per_s", "fast", "must be a number, not 'fast'"),
+        ("ffn_flops_per_s", True, "must be a number, not True"),
+        ("ffn_flops_per_s", None, "must be a number, not None"),
         ("node_bytes_per_s", float("inf"), "is not a number"),
         ("node_bytes_per_s", 10**400, "is not a number"),
         ("node_bytes_per_s", 10**300, "must be from 1e-12 to 1e+30, not 1000"),
@@ -106,7 +131,7 @@ def test_zero_costs_are_costs(file: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", "7", '{"schema": 1}', "{}"])
 def test_what_is_no_calibration(file: Path, text: str) -> None:
     file.write_text(text)
-    assert "JSON" in (said := refusal(file)) or f"not a calibration file of format {SCHEMA}" in said
+    assert "JSON" in (said := refusal(file)) or "not a calibration file of format 3 or 4" in said
 
 
 @pytest.mark.parametrize("number", [SCHEMA + 1, 0, -1, "two", None])

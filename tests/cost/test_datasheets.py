@@ -12,6 +12,7 @@ from engine.config.load import load
 from engine.cost.calibration import read
 from engine.cost.datasheets import nominal, sheet_peak
 from engine.cost.model import Costs
+from engine.family.parameters import LINEAR_KINDS
 from tests.presets import LLAMA7B_256K
 
 PRESETS = tree.groups()["cluster"]
@@ -30,7 +31,7 @@ def test_a_gpu_reaches_a_share_of_its_sheet(name: str) -> None:
     flops, memory, nvlink, card, cards, host = SHEETS[name]
     found = nominal(name)
     assert found.peak_flops_per_s == sheet_peak(name) == flops * 1e12
-    assert found.linear_flops_per_s == pytest.approx(0.6 * flops * 1e12)
+    assert [found.linear(kind) for kind in LINEAR_KINDS] == [pytest.approx(0.6 * flops * 1e12)] * 4
     assert found.attention_flops_per_s == pytest.approx(0.5 * flops * 1e12)
     assert found.memory_bytes_per_s == found.merge_bytes_per_s == pytest.approx(0.8 * memory * 1e12)
     assert found.node_bytes_per_s == found.reduce_bytes_per_s == pytest.approx(0.8 * nvlink * 1e9)
@@ -51,7 +52,7 @@ def test_it_is_marked_as_a_data_sheet_with_its_source(name: str) -> None:
 
 def test_newer_is_never_slower() -> None:
     for older, newer in pairwise(map(nominal, SHEETS)):
-        for term in ("linear_flops_per_s", "memory_bytes_per_s", "node_bytes_per_s", "network_bytes_per_s"):
+        for term in ("ffn_flops_per_s", "memory_bytes_per_s", "node_bytes_per_s", "network_bytes_per_s"):
             assert getattr(older, term) <= getattr(newer, term)
 
 
@@ -65,5 +66,5 @@ def test_every_preset_has_all_terms_in_bounds(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["local", "some-other"])
 def test_what_has_no_sheet_is_a_cpu_core_in_round_figures(name: str) -> None:
     assert (nominal(name).cluster, nominal(name).device, nominal(name).source) == (name, "a CPU core", "round figures")
-    assert nominal(name).linear_flops_per_s < nominal(name).peak_flops_per_s < 1e12
+    assert nominal(name).ffn_flops_per_s < nominal(name).peak_flops_per_s < 1e12
     assert sheet_peak(name) is None

@@ -11,10 +11,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from engine.config.load import load
 from engine.config.schema import Model
-from engine.cost.flops import attention, attention_flops, linear_flops, linear_weights, pairs
+from engine.cost.flops import attention, attention_flops, linear_flops, pairs, products
 from engine.cost.model import Costs
 from engine.family.families import unnamed
 from tests.presets import LLAMA7B_256K
+
+
+def linear_weights(model: Model) -> int:
+    return sum(products(model).values())
 
 
 def shape(**changes: object) -> Model:
@@ -25,6 +29,12 @@ def test_llama_7b_with_8_key_heads_by_hand() -> None:
     model = load(LLAMA7B_256K).model
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 11008
     assert linear_weights(model) == 32 * layer + 4096 * 32000
+    assert products(model) == {
+        "projection": 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024),
+        "ffn": 32 * 3 * 4096 * 11008,
+        "expert": 0,
+        "head": 4096 * 32000,
+    }
     assert linear_flops(model) == 2 * linear_weights(model)
     assert attention_flops(attention(model), 1) == 4 * 4096 * 32
     step = Costs.of(load(LLAMA7B_256K)).flops(np.array([10, 3], dtype=np.int64))

@@ -13,7 +13,7 @@ from engine.cost import activations, flops
 from engine.cost.collectives import collectives, expert_collectives
 from engine.cost.model import Costs
 from engine.cost.sizes import device_parameters, expert_parameters, parameters
-from engine.cost.stages import stages, work_shares
+from engine.cost.stages import stages
 from engine.cost.times import unsplit
 from engine.family import families
 from engine.family.families import FAMILIES, family_of, parameters_of
@@ -118,7 +118,11 @@ def test_parameters_and_flops_of_mixed_layers(monkeypatch: pytest.MonkeyPatch) -
     assert flops.linear_flops(model) == 2 * (sum(met) - model.vocab * model.hidden), "all but the embedding"
     experts = sum(sum(one.elements * 2 // 8 for one in of_layer(config, number) if one.stacked) for number in (3, 4, 5))
     swiglu = 3 * sum(one.elements for one in of_layer(config, 0) if one.name.startswith("ffn.") and one.is_matrix)
-    assert flops.ffn_ratio(model) == (experts + swiglu) / flops.linear_weights(model)
+    weights = flops.products(model)
+    assert (weights["expert"], weights["ffn"]) == (experts, swiglu)
+    routers = sum(one.elements for name, one in every.items() if name.endswith("router.weight"))
+    assert weights["head"] == routers + model.vocab * model.hidden and routers
+    assert weights["projection"] == sum(one.elements for name, one in every.items() if ".attention." in name)
 
 
 def test_stages_have_the_bytes_and_the_work_of_their_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +140,7 @@ def test_stages_have_the_bytes_and_the_work_of_their_own_layers(monkeypatch: pyt
         for number in range(6)
     ]
     work[-1] += model.hidden * model.vocab
-    assert work_shares(config) == pytest.approx([sum(work[:3]) / sum(work), sum(work[3:]) / sum(work)])
+    assert costs.shares == pytest.approx([sum(work[:3]) / sum(work), sum(work[3:]) / sum(work)])
     for stage, numbers in enumerate(stages(config)):
         ends = (model.vocab + (stage == 1)) * model.hidden
         assert device_parameters(config, stage) == ends + sum(

@@ -15,8 +15,9 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost import flops
 from engine.cost.activations import Instant
-from engine.cost.calibration import Calibration
+from engine.cost.calibration import Calibration, alike
 from engine.cost.datasheets import nominal
+from engine.cost.linear import ffn_share
 from engine.cost.model import Costs
 from engine.units import PPM
 from tests.planner.samples import COSTS, ints
@@ -132,7 +133,7 @@ def test_a_calibration_gives_back_what_was_measured(
     pair, token = 2 * a / (1 + attention_backward), max(1.0, b - a) / (1 + linear_backward)
     rates = replace(
         nominal("local"),
-        linear_flops_per_s=1e9 * flops.linear_flops(config.model) / token,
+        **alike(1e9 * flops.linear_flops(config.model) / token),
         linear_backward=linear_backward,
         attention_flops_per_s=1e9 * flops.attention_flops(flops.attention(config.model), 1) / pair,
         attention_backward=attention_backward,
@@ -152,7 +153,7 @@ def test_each_fixed_cost_has_its_place() -> None:
     config = TINY
     layers, rates = config.model.layers, nominal("local")
     costs = costs_of(config, rates)
-    weights = rates.half_tokens * flops.linear_flops(config.model) / rates.linear_flops_per_s
+    weights = rates.half_tokens * flops.linear_flops(config.model) / rates.ffn_flops_per_s
     micro = weights * (1 + rates.linear_backward) + rates.micro_batch_s + layers * rates.layer_s
     assert costs.rates.micro == pytest.approx(1e9 * micro)
     assert costs.fixed == round(costs.rates.micro)
@@ -185,7 +186,7 @@ def test_an_optimizer_on_the_host_leaves_memory_and_takes_time() -> None:
 
 def test_tiles_of_swiglu_are_computed_once_more() -> None:
     """SwiGLU's part of the linear layers is computed again; where layers are recomputed anyway, this costs nothing."""
-    share = flops.ffn_ratio(load(["model=llama7b", "context=1K", "capacity=1K"]).model)
+    share = ffn_share(load(["model=llama7b", "context=1K", "capacity=1K"]).model, nominal("h100x8"))
     whole, tiled = of(), of("mlp_tile=1K")
     assert tiled.rates.token_b - whole.rates.token_b == pytest.approx(share * whole.rates.token_f)
     assert tiled.rates.token_f == whole.rates.token_f and 0.7 < share < 0.8
@@ -319,7 +320,7 @@ def test_the_peak_is_the_data_sheets() -> None:
 def test_costs_of_given_rates_are_those_of_a_file_with_them(overrides: tuple[str, ...]) -> None:
     """All of them, so that planner and simulator never use two different machines."""
     config = load([*LLAMA7B_256K, *overrides])
-    rates = replace(nominal("h100x8"), micro_batch_s=7e-3, half_tokens=5000.0, linear_flops_per_s=1e14, step_s=0.5)
+    rates = replace(nominal("h100x8"), micro_batch_s=7e-3, half_tokens=5000.0, **alike(1e14), step_s=0.5)
     assert Costs.of(config, rates) == costs_of(config, rates)
     assert Costs.of(config, rates).fixed == round(Costs.of(config, rates).rates.micro) != Costs.of(config).fixed
 

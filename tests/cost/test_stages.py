@@ -9,6 +9,7 @@ import pytest
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost import flops
+from engine.cost.datasheets import nominal
 from engine.cost.stages import stages, work_shares
 
 
@@ -33,7 +34,7 @@ def test_no_other_cut_has_a_faster_slowest_stage(layers: int, pp: int, vocab: in
     sizes = [len(stage) for stage in cut]
     assert slowest(sizes) == pytest.approx(best)
     assert sizes[:-1] == sorted(sizes[:-1]), "earlier stages have more micro-batches in flight"
-    shares = work_shares(made)
+    shares = work_shares(made, nominal("local"))
     assert sum(shares) == pytest.approx(1)
     assert max(shares) == pytest.approx(best / (layers + head))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.config.load import load
 from engine.config.schema import Config
+from engine.cost.calibration import alike
 from engine.cost.datasheets import nominal
 from engine.hardware.fit import predict, sharded_s
 from engine.hardware.measured import Case, Copies, Measured, Network, Timing, cases
@@ -18,7 +19,7 @@ TRUE = replace(
     device="made up",
     source="measured",
     peak_flops_per_s=6e10,
-    linear_flops_per_s=2.1e10,
+    **alike(2.1e10),
     linear_backward=1.7,
     attention_flops_per_s=4.5e10,
     attention_backward=2.8,
@@ -93,7 +94,7 @@ def _sharded(ours: Config) -> tuple[Timing, Timing]:
 
 def _timing(case: Case, ours: Config) -> Timing:
     """Forward and backward times of a case; each has half of the fixed costs."""
-    fixed = replace(TRUE, linear_flops_per_s=1e30, attention_flops_per_s=1e30, half_tokens=0.0)
+    fixed = replace(TRUE, **alike(1e30), attention_flops_per_s=1e30, half_tokens=0.0)
     half = predict(case, fixed, ours) / 2
     forward = predict(case, replace(TRUE, linear_backward=0.0, attention_backward=0.0), ours) - half
     return Timing(forward, predict(case, TRUE, ours) - forward, spread=0.0)

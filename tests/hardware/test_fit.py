@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config.load import load
-from engine.cost.calibration import Calibration
+from engine.cost.calibration import LINEAR_TERMS, Calibration
 from engine.cost.datasheets import nominal
 from engine.errors import PreflightError
 from engine.hardware.fit import (
@@ -79,7 +79,7 @@ def test_the_time_of_a_plan_is_that_of_cudnn() -> None:
 def test_the_peak_is_the_data_sheets_or_else_the_fastest_product() -> None:
     """It is at least the rate of linear layers, or the MFU could exceed 1."""
     slow = replace(measured(), product_flops_per_s=1e9)
-    assert calibrate(slow, config()).peak_flops_per_s == calibrate(slow, config()).linear_flops_per_s
+    assert calibrate(slow, config()).peak_flops_per_s == calibrate(slow, config()).head_flops_per_s
     h100 = config().model_copy(update={"cluster": config().cluster.model_copy(update={"name": "h100x8"})})
     assert calibrate(measured(), h100).peak_flops_per_s == 989e12
 
@@ -135,7 +135,7 @@ def gpu_like(ranks: int) -> Calibration:
     return replace(known, round_s=0.0, ring_s=0.0) if ranks > 1 else known
 
 
-RATES = ("linear_flops_per_s", "linear_backward", "attention_flops_per_s", "attention_backward")
+RATES = (*LINEAR_TERMS, "linear_backward", "attention_flops_per_s", "attention_backward")
 
 
 def test_launches_of_kernels_take_no_part_of_the_time_of_linear_layers() -> None:
@@ -145,7 +145,7 @@ def test_launches_of_kernels_take_no_part_of_the_time_of_linear_layers() -> None
     assert max(timing.total_s / case.layers for case, timing in launch_bound) < 1.25 * 1e-2
     found = calibrate(used, config(ranks=1))
     assert [getattr(found, name) for name in RATES] == pytest.approx([getattr(TRUE, name) for name in RATES], rel=1e-3)
-    assert calibrate(ours, config(ranks=1)).linear_flops_per_s > 1.4 * TRUE.linear_flops_per_s, "if all are used"
+    assert calibrate(ours, config(ranks=1)).ffn_flops_per_s > 1.4 * TRUE.ffn_flops_per_s, "if all are used"
 
 
 def test_a_micro_batch_is_launch_bound_if_one_of_its_passes_is() -> None:
@@ -171,7 +171,7 @@ def test_timings_of_an_h200_predict_more_layers_and_another_model() -> None:
         for model, layers in (("1b", 16), ("llama3-8b", 8))
     ]
     assert predicted == pytest.approx([8192 / 52_223, 8192 / 38_334], rel=0.05)
-    assert found.linear_flops_per_s < found.peak_flops_per_s
+    assert found.ffn_flops_per_s < found.peak_flops_per_s
 
 
 def test_rings_have_launches_of_their_own() -> None:

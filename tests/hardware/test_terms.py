@@ -67,7 +67,7 @@ def test_a_peak_is_the_data_sheets_where_there_is_one() -> None:
 
 
 def test_units_follow_from_names() -> None:
-    assert shown("linear_flops_per_s", 2.1e10) == "21 GFLOP/s"
+    assert shown("ffn_flops_per_s", 2.1e10) == "21 GFLOP/s"
     assert shown("node_bytes_per_s", 2.5e9) == "2.5 GB/s"
     assert shown("latency_s", 1.5e-4) == "0.15 ms"
     assert shown("overlap", 0.4) == "0.4"

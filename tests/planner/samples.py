@@ -115,9 +115,8 @@ def settings(
 def staged_costs(stages: int, costs: Costs = COSTS) -> Costs:
     """Make the costs of a pipeline: stage p holds stages - p micro-batches at once in 1F1B order."""
     bytes_ = costs.token_bytes
-    first, *later = (
-        replace(costs, in_flight=count, token_bytes=count * bytes_, share=1 / stages) for count in range(stages, 0, -1)
-    )
+    costs = replace(costs, work_shares=(1 / stages,) * stages)
+    first, *later = (replace(costs, in_flight=count, token_bytes=count * bytes_) for count in range(stages, 0, -1))
     return replace(first, later_stages=tuple(later))
 
 

@@ -132,8 +132,8 @@ def test_gpu_tests_need_only_an_old_pytest(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_profile_is_beside_the_data_sheet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = answer(monkeypatch, json.dumps({"ok": True, "hardware": {"linear_flops_per_s": 1.0}}))
+    asked = answer(monkeypatch, json.dumps({"ok": True, "hardware": {"ffn_flops_per_s": 1.0}}))
     (found,) = commands.profile(tmp_path, dry_run=False)
-    assert found["hardware"] == {"linear_flops_per_s": 1.0}
+    assert found["hardware"] == {"ffn_flops_per_s": 1.0}
     assert found["data_sheet"]["peak_flops_per_s"] == 989e12
     assert asked[0][:2] == ("bytescale_cli", "profile-hardware")
