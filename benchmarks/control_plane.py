@@ -37,7 +37,7 @@ from benchmarks import driver
 from engine.control.branch import Branch
 from engine.control.control import Control
 from engine.control.link import Link
-from engine.control.protocol import Job, Message, Reduce, line_of
+from engine.control.protocol import Message, Reduce, Work, line_of
 from engine.control.reduction import FAN_OUT, MAX, Operation, children
 from engine.control.sockets import Listener, connect
 from engine.launch.agents.agent import Agent
@@ -132,8 +132,8 @@ def real(agents: int, ranks: int = RANKS) -> tuple[Rank, float]:
         commands = []
         for first in range(0, agents * ranks, ranks):
             numbers = range(first, first + ranks)
-            job = Job(root, [(rank, program) for rank in numbers], {}, gpus=False, alone=True, peer=None)
-            commands.append(NodeCommand("localhost", (sys.executable, "-m", "engine.launch.agents.agent"), {}, job))
+            work = Work(root, [(rank, program) for rank in numbers], {}, gpus=False, alone=True, peer=None)
+            commands.append(NodeCommand("localhost", (sys.executable, "-m", "engine.launch.agents.agent"), {}, work))
         run_ranks(commands, folder, lambda: None, lambda text: None)
         found = json.loads((folder.root / "found.json").read_text())
     return Rank(*map(max, zip(*(one["rank"] for one in found), strict=True))), median(one["ms"] for one in found)
@@ -387,7 +387,7 @@ def _look_s(repeats: int) -> float:
         launcher, other = (Link(end, end) for end in ends)
         agent = Agent(launcher)
         ranks = [(rank, ["sleep", "60"]) for rank in range(RANKS)]
-        agent._start(Job(root, ranks, {}, gpus=False, alone=True, peer=None), None)
+        agent._start(Work(root, ranks, {}, gpus=False, alone=True, peer=None), None)
         taken = []
         try:
             for _ in range(repeats):

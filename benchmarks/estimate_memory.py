@@ -24,8 +24,8 @@ from benchmarks import driver
 from engine.config.load import load
 from engine.fit.estimate import Estimate, estimate
 from engine.fit.largest import longest_context
+from engine.job import Job
 from engine.planner.ratios import Load
-from engine.planner.settings import PlanSettings
 
 _SETTINGS = (
     "model=llama3-8b",
@@ -65,9 +65,9 @@ RUNS = (
 def predicted(run: Published) -> tuple[Estimate, int]:
     """The estimate at the published context, and the longest context that fits on the same devices by the estimate."""
     config = load(run.overrides())
-    settings = PlanSettings.of(config)
+    settings = Job(config).settings
     full = Load(config.capacity, config.capacity, settings.offload)
-    return estimate(config, settings, full), longest_context(settings)
+    return estimate(Job(config), full), longest_context(settings)
 
 
 def row(run: Published) -> Iterator[driver.Row]:

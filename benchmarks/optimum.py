@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import driver
 from engine.config.load import load
+from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.plan.emit import emit
 from engine.planner.settings import PlanSettings
@@ -59,7 +60,7 @@ def small_settings(ranks: int) -> PlanSettings:
     """The paper's 7B on one node of H200, without offload."""
     cluster = ["cluster=h200x8", "cluster.nodes=1", f"cluster.ranks_per_node={ranks}"]
     config = load(["recipe=llama7b-256k", *cluster, "parallel.tp=1", "context=24K", "capacity=8K"])
-    return replace(PlanSettings.of(config), offload=0)
+    return replace(Job(config).settings, offload=0)
 
 
 def draw(ranks: int, sequences: int, seed: int, capacity: int) -> Ints:

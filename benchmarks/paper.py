@@ -26,6 +26,7 @@ from engine.cost.calibration import Calibration, alike
 from engine.cost.datasheets import nominal
 from engine.cost.model import Costs
 from engine.data.mixes import draw
+from engine.job import Job
 from engine.planner.adaptive.workload import lower_bound
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
@@ -64,8 +65,9 @@ def settings_of(model: str, context: str) -> PlanSettings:
             f"batch_tokens={assumed['batch_tokens']}",
         ]
     )
-    costs = replace(Costs.of(config, _machine()), step=0)  # `seconds` adds the assumed step_s
-    return replace(PlanSettings.of(config), costs=costs)
+    job = Job(config)
+    costs = replace(Costs.of(config, job.cluster, _machine()), step=0)  # `seconds` adds the assumed step_s
+    return replace(job.settings, costs=costs)
 
 
 def _machine() -> Calibration:

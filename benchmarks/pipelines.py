@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks import driver, paper
 from engine.config.load import load
 from engine.data.lengths import step_lengths
+from engine.job import Job
 from engine.planner.adaptive import pipeline
 from engine.planner.adaptive.slots import slot_candidates
 from engine.planner.adaptive.workload import lower_bound, workload_of
@@ -38,7 +39,7 @@ def steps_of_recipe(mix: str) -> Iterator[tuple[PlanSettings, Ints]]:
     for seed in range(STEPS):
         config = load(["recipe=llama70b-2m-paper", f"lengths={mix}", f"run.seed={seed}"])
         (lengths,) = step_lengths(config, 1, lambda _: None)
-        yield PlanSettings.of(config), lengths
+        yield Job(config).settings, lengths
 
 
 def steps_of_paper(context: str) -> Iterator[tuple[PlanSettings, Ints]]:

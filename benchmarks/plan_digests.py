@@ -17,8 +17,8 @@ from engine.config import tree
 from engine.config.load import load
 from engine.data.lengths import step_lengths
 from engine.errors import BytescaleError
+from engine.job import Job
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 
 MIXES = ("github", "byted", "lognormal")
 SEEDS = (0, 1)
@@ -34,7 +34,7 @@ def digests() -> dict[str, str]:
                 try:
                     config = load([f"recipe={recipe}", f"lengths={mix}", f"run.seed={seed}"])
                     lengths = next(iter(step_lengths(config, 1)))
-                    found[case] = plan_step(lengths, PlanSettings.of(config)).digest
+                    found[case] = plan_step(lengths, Job(config).settings).digest
                 except BytescaleError as error:
                     found[case] = f"{type(error).__name__}: {error}"
     return found

@@ -39,6 +39,7 @@ from engine.config.load import load, read_resolved
 from engine.config.schema import Config
 from engine.cost.calibration import Calibration
 from engine.hardware.measured import RESULT, Case, Measured, read
+from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.plan import loads
 from engine.planner.plan.emit import Group, emit
@@ -84,17 +85,17 @@ def measure(given: argparse.Namespace) -> Iterator[driver.Row]:
             command = [sys.executable, "-m", "bytescale_cli", "profile-hardware", *OVERRIDES, "--out", str(calibration)]
             subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
         keys.append(f"cluster.calibration={calibration}")
-        settings = PlanSettings.of(load(keys)).without_offload()
+        settings = Job(load(keys)).settings.without_offload()
         made = plans(settings)
-        steps = run_for_real(root / "run", Job(keys, str(root / "profile") if given.processor_time else None))
+        steps = run_for_real(root / "run", Asked(keys, str(root / "profile") if given.processor_time else None))
         if given.processor_time:
             calibration = root / "calibration-repeated.json"
             fit_calibration(root / "run", keys).write(calibration)
-            settings = PlanSettings.of(load([*keys, f"cluster.calibration={calibration}"])).without_offload()
+            settings = Job(load([*keys, f"cluster.calibration={calibration}"])).settings.without_offload()
         yield from report(made, settings, steps)
 
 
-class Job(NamedTuple):
+class Asked(NamedTuple):
     """What a rank is told."""
 
     keys: list[str]
@@ -149,13 +150,13 @@ def fit_calibration(root: Path, keys: list[str]) -> Calibration:
     return calibrate(measured, measuring(config, config.cluster.ranks_per_node, root))
 
 
-def run_for_real(root: Path, job: Job) -> dict[str, float]:
+def run_for_real(root: Path, asked: Asked) -> dict[str, float]:
     """Measure the median step time of each plan in seconds."""
     from engine.hardware.prepare import measuring
 
-    config = load(job.keys)
+    config = load(asked.keys)
     root.mkdir()
-    (root / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    (root / "asked.json").write_text(json.dumps(asked), encoding="utf-8")
     ours = measuring(config, config.cluster.ranks_per_node, root)
     run("rank", ours.model_copy(update={"zero": config.zero}), root)
     found: dict[str, float] = json.loads((root / "steps.json").read_text(encoding="utf-8"))
@@ -164,7 +165,6 @@ def run_for_real(root: Path, job: Job) -> dict[str, float]:
 
 def run(work: str, config: Config, root: Path) -> None:
     """Run this file with the arguments `work` and `root` on all ranks."""
-    from engine.cluster.cluster import Cluster
     from engine.hardware.prepare import write_folder
     from engine.launch.agents.commands import NodeCommand, node_commands
     from engine.launch.agents.ranks import run_ranks
@@ -172,10 +172,10 @@ def run(work: str, config: Config, root: Path) -> None:
     folder = RunFolder(root)
     write_folder(config, folder)
     program, commands = [sys.executable, str(Path(__file__).resolve()), work, str(root)], list[NodeCommand]()
-    for command in node_commands(Cluster.of(config.cluster), folder, None, config):
-        environment = {**command.job.environment, "OMP_NUM_THREADS": "1"}
-        job = replace(command.job, ranks=[(rank, program) for rank in command.ranks], environment=environment)
-        commands.append(replace(command, job=job))
+    for command in node_commands(Job(config), folder, None):
+        environment = {**command.work.environment, "OMP_NUM_THREADS": "1"}
+        given = replace(command.work, ranks=[(rank, program) for rank in command.ranks], environment=environment)
+        commands.append(replace(command, work=given))
     run_ranks(commands, folder, lambda: None, lambda text: None)
 
 
@@ -212,21 +212,21 @@ def rank(root: Path) -> int:
     config = read_resolved(folder.resolved)
     groups = join_groups(config, Control(int(os.environ["RANK"]), Link.to_agent()))
     trainer = Trainer(folder, config, groups)
-    job = Job(*json.loads((root / "job.json").read_text(encoding="utf-8")))
-    clock = time.process_time if job.profile else time.perf_counter
+    asked = Asked(*json.loads((root / "asked.json").read_text(encoding="utf-8")))
+    clock = time.process_time if asked.profile else time.perf_counter
     step._mark = lambda device: clock()
     Stopwatch.now = lambda self: clock()  # type: ignore[method-assign]
-    settings = PlanSettings.of(load(job.keys)).without_offload()
+    settings = Job(load(asked.keys)).settings.without_offload()
     todo = plans(settings)
     inputs = {
         name: {m.index: random_inputs(m, config.model.vocab) for m in plan.of_rank(groups.hdp_rank) if m.shards}
         for name, plan in todo.items()
     }
     idle = idle_part(random_inputs(next(todo["a ring each, packed"].of_rank(0)), config.model.vocab))
-    repeated = Repeated(read(Path(job.profile) / RESULT), config, groups, trainer) if job.profile else None
+    repeated = Repeated(read(Path(asked.profile) / RESULT), config, groups, trainer) if asked.profile else None
     times: dict[str, list[float]] = {name: [] for name in todo}  # of the slowest rank, or the mean of its update
     durations: dict[str, list[dict[int, float]]] = {name: [] for name in todo}  # of micro-batches
-    for turn in range(1 + (REPEATS_PROCESSOR_TIME if job.profile else REPEATS)):
+    for turn in range(1 + (REPEATS_PROCESSOR_TIME if asked.profile else REPEATS)):
         for name, plan in todo.items():
             dist.barrier()
             began = clock()
@@ -245,7 +245,7 @@ def rank(root: Path) -> int:
             )
             if groups.rank == 0 and turn:  # the first round warms up
                 wholes, updates, spans = zip(*found, strict=True)
-                times[name].append(float(np.mean(updates)) if job.profile else max(wholes))
+                times[name].append(float(np.mean(updates)) if asked.profile else max(wholes))
                 durations[name].append(dict(span for some in spans for span in some))
         if repeated:
             repeated.run()

@@ -17,6 +17,7 @@ from numpy.random import Generator, Philox
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.mixes import MIXES
+from engine.job import Job
 from engine.planner.settings import PlanSettings
 from engine.units import Ints
 
@@ -27,7 +28,7 @@ _NOTHING: dict[str, Any] = dict.fromkeys(("kv", "dkv", "latency", "round", "ring
 
 def settings_of(trace: str, ranks: int, mode: str = "free") -> PlanSettings:
     """Settings of a trace on a number of ranks, with communication and offload."""
-    return PlanSettings.of(_config(trace, ranks, mode))
+    return Job(_config(trace, ranks, mode)).settings
 
 
 def compute_only(settings: PlanSettings) -> PlanSettings:

@@ -28,6 +28,7 @@ from engine.config import tree
 from engine.config.load import load
 from engine.data.lengths import step_lengths
 from engine.fit.suggestions import as_overrides
+from engine.job import Job
 from engine.tune.search import Search, search, tuned_static
 
 NODES = (1, 16, 128)  # of 8 H100 GPUs
@@ -64,8 +65,8 @@ def beside_static(name: str) -> Iterator[driver.Row]:
     """Compare a recipe with what the search finds, and with static at its best."""
     clock, config = time.process_time, load([f"recipe={name}"])
     steps = list(step_lengths(config, 1))
-    ours = search(config, steps, clock() + SECONDS, shown=1, clock=clock)
-    static = tuned_static(config, steps, clock() + SECONDS, with_own=True, clock=clock)
+    ours = search(Job(config), steps, clock() + SECONDS, shown=1, clock=clock)
+    static = tuned_static(Job(config), steps, clock() + SECONDS, with_own=True, clock=clock)
     if ours.own is None or static.own is None:
         raise ValueError(f"{name} does not fit")
     own, (best,), (mesh,) = ours.own.step_s, ours.best(), static.best()

@@ -51,7 +51,7 @@ def chaos(
     check_at_least(1, times, "--times")
     if not 1 <= factor <= 1000:
         raise ConfigError(f"must be from 1 to 1000, not {factor:g}", key="--factor", hint="for example --factor 2")
-    from engine.run.chaos import harm
+    from engine.launch.chaos import harm
     from engine.run.folder import changing
 
     with changing(run):

@@ -52,13 +52,13 @@ def doctor(
     with config_as_typed(config_file), named_as_typed(aliases):
         config = load_with_weights(with_aliases(with_config(overrides, config_file), aliases))
 
-        from engine.cluster.cluster import Cluster
         from engine.doctor.examine import examine
         from engine.doctor.report import bug_report
         from engine.errors import PreflightError
+        from engine.job import Job
 
-        checks = examine(config, output.say)
-    report = bug_report(checks, config, Cluster.of(config.cluster))
+        checks = examine(job := Job(config), output.say)
+    report = bug_report(checks, job)
     wrong, error = [check.name for check in checks if check.state == "failed"], None
     if wrong:
         message = f"{len(wrong)} of {len(checks)} checks failed: {', '.join(wrong)}"

@@ -23,8 +23,7 @@ from bytescale_cli.options import (
 )
 
 if TYPE_CHECKING:
-    from engine.config.schema import Config
-    from engine.planner.settings import PlanSettings
+    from engine.job import Job
 
 _TABLE = ("zero.stage", "offload.ratio", "recompute", "peak", "host", "fits")
 
@@ -51,22 +50,22 @@ def estimate_memory(
     from engine.config.units import counted, format_bytes
     from engine.fit.check import fit_error
     from engine.fit.estimate import estimate, estimate_fullest, estimate_plans
-    from engine.planner.settings import PlanSettings
+    from engine.job import Job
     from engine.report.words import memory_rows, memory_unit, source
 
     quiet = plan is None  # an estimate without plans needs no lengths
     config = loaded(overrides, config_file) if quiet else loaded(overrides, config_file, output.say)
-    settings = PlanSettings.of(config)
-    error = fit_error(config)
+    job = Job(config)
+    settings, error = job.settings, fit_error(job)
     if plan is None or error:  # a config that does not fit cannot be planned: its estimate shows why
-        found = estimate(config, settings)
+        found = estimate(job)
     else:
         from engine.data.lengths import step_lengths
         from engine.planner.make import plan_step
 
         output.say_when_compiling()
         steps = step_lengths(config, plan, about_documents(with_config(overrides, config_file)))
-        found = estimate_plans(config, settings, (plan_step(lengths, settings) for lengths in steps))
+        found = estimate_plans(job, (plan_step(lengths, settings) for lengths in steps))
     answer: dict[str, Any] = {"memory": found.as_json()} | ({} if plan is None else {"source": source(config)})
 
     tokens, offload = found.load.tokens, found.load.offload
@@ -81,7 +80,7 @@ def estimate_memory(
         head += f", {offload / 1e6:.0%} of the saved activations, except the last two layers', offloaded to the host"
     items = output.table(["per device", memory_unit(found.peak)[0], "of total"], memory_rows(found), right=True)
     text = [head, items]
-    fullest = estimate_fullest(config, settings)
+    fullest = estimate_fullest(job)
     if error is None and plan is None and fullest.load.tokens > tokens:
         answer["fullest"] = fullest.as_json()
         sizes = f"{format_bytes(fullest.peak)} on the device and {format_bytes(fullest.host)} on the host"
@@ -89,7 +88,7 @@ def estimate_memory(
     refused = error.problems[0].message if error else None
     # The page shows these sizes too, so they are searched once for both.
     if fit or path is not None:
-        largest, fitting = _fit(config, settings)
+        largest, fitting = _fit(job)
         if fit:
             answer["fit"] = largest | {"refused": refused}
             text += ["", *(f"{what:<36}{value}" for what, value in fitting)]
@@ -98,18 +97,18 @@ def estimate_memory(
                     "with offload, these settings may use all host memory, and leave none for the copy of checkpoints"
                 )
     if table:
-        answer["table"], lines = _table(config, settings)
+        answer["table"], lines = _table(job)
         text += ["", *lines]
     if path is not None:
         from engine.report.memory_page import memory_page
 
-        output.write_page(path, memory_page(config, settings, found, fitting, refused).html())
+        output.write_page(path, memory_page(job, found, fitting, refused).html())
     if error is None:
         say_toys(config, "model")
     output.emit(answer, output.fill("\n".join(text)), as_json=json, error=error)
 
 
-def _fit(config: Config, settings: PlanSettings) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+def _fit(job: Job) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Find the largest capacity, the longest context and the fewest ranks that fit; return JSON, and pairs of text.
 
     In the JSON, `context_set` and `ranks_set` are overrides for any command, and None means that nothing fits. With a
@@ -118,12 +117,12 @@ def _fit(config: Config, settings: PlanSettings) -> tuple[dict[str, Any], list[t
     from engine.config.units import counted
     from engine.fit.largest import largest_capacity, least_ranks, longest_context, named_ratio, of_ranks
 
-    ratio = named_ratio(config)
+    config, settings, ratio = job.config, job.settings, named_ratio(job.config)
     context = longest_context(settings, ratio) or None
     capacity = largest_capacity(settings, ratio) if context else None
     plain = largest_capacity(settings.without_offload()) or None
-    ranks = None if config.cluster.hostfile else least_ranks(config, settings)
-    ranks_set = " ".join(f"{key}={n}" for key, n in of_ranks(config, settings, ranks).items()) if ranks else None
+    ranks = None if config.cluster.hostfile else least_ranks(job)
+    ranks_set = " ".join(f"{key}={n}" for key, n in of_ranks(job, ranks).items()) if ranks else None
     found = {
         "capacity": capacity,
         "capacity_without_offload": plain,
@@ -144,13 +143,13 @@ def _fit(config: Config, settings: PlanSettings) -> tuple[dict[str, Any], list[t
     ]
 
 
-def _table(config: Config, settings: PlanSettings) -> tuple[list[dict[str, Any]], list[str]]:
+def _table(job: Job) -> tuple[list[dict[str, Any]], list[str]]:
     """Compare ZeRO stages, offload and recompute modes; return the rows as JSON, and lines of text."""
     from engine.config.units import counted
     from engine.fit.suggestions import table
     from engine.report.words import memory_unit
 
-    rows = table(config)
+    settings, rows = job.settings, table(job)
     unit, size = memory_unit(max((row["peak"] for row in rows), default=0))
     cells = []
     for row in rows:

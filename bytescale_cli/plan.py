@@ -30,7 +30,7 @@ from bytescale_cli.options import (
 )
 
 if TYPE_CHECKING:
-    from engine.config.schema import Config
+    from engine.job import Job
     from engine.planner.plan.step_plan import StepPlan
     from engine.planner.settings import PlanSettings
 
@@ -65,8 +65,8 @@ def plan(
     from engine.data.lengths import corpus_tokens, step_lengths
     from engine.data.scale import is_without_recipe, planned_for, scaled
     from engine.fit.check import check_fit
+    from engine.job import Job
     from engine.planner.make import plan_step
-    from engine.planner.settings import PlanSettings
     from engine.report.words import MODES, PLAN_FACTS, hdp_ranks, source
     from engine.simulator.facts import facts
     from engine.simulator.hollow import empty_capacity, low_balance, small_corpus
@@ -76,8 +76,9 @@ def plan(
         say = cache(about_documents(given))  # each line once: documents may be read twice
         config = scaled(given, say=say)[0] if is_without_recipe(given) else load_with_weights(given, say)
     output.say_when_compiling()
-    settings = PlanSettings.of(config)
-    check_fit(config)
+    job = Job(config)
+    settings = job.settings
+    check_fit(job)
     plans: list[StepPlan] = []
     found: list[dict[str, Any]] = []
     for lengths in step_lengths(config, steps, say):
@@ -94,7 +95,7 @@ def plan(
     elif path is not None:
         from engine.report.plan_page import Planned, plan_page
 
-        output.write_page(path, plan_page(Planned(config, settings, plans, found)).html())
+        output.write_page(path, plan_page(Planned(job, plans, found)).html())
     if timeline is not None:
         from engine.report.chrome_trace import Process, chrome_trace, simulated_steps
 
@@ -110,7 +111,7 @@ def plan(
         for step, fact in enumerate(found, start=1)
     ]
     lines = [head, "", output.sections(["step"], _QUESTIONS, rows), "", _LEGEND, MODES[first.mode]]
-    lines += _offload(config, found) if settings.offload else []
+    lines += _offload(job, found) if settings.offload else []
 
     # One table for all steps, by ring size, so that many steps still print little.
     degrees = np.concatenate([one.degrees[one.before == 0] for one in plans])
@@ -150,12 +151,11 @@ def _without_offload(plan: StepPlan, settings: PlanSettings) -> dict[str, Any] |
         return None
 
 
-def _offload(config: Config, found: list[dict[str, Any]]) -> list[str]:
+def _offload(job: Job, found: list[dict[str, Any]]) -> list[str]:
     """Describe the step that offloads the most: how much goes to the host, and what would change without offload.
 
     `found` contains the facts (simulator/facts.py) of each step. If no step offloads, one line says so.
     """
-    from engine.cluster.cluster import Cluster
     from engine.config.units import format_bytes
 
     offloading = sum(fact["offloaded_micro_batches"] > 0 for fact in found)
@@ -164,8 +164,8 @@ def _offload(config: Config, found: list[dict[str, Any]]) -> list[str]:
         return [f"offload: allowed, but not used: it would not shorten {shorten}"]
     step, fact = max(enumerate(found, start=1), key=lambda numbered: numbered[1]["offloaded_share"])
     which = f" (of {offloading} steps with offload, the one with the most)" if offloading > 1 else ""
-    devices = Cluster.of(config.cluster).largest_node
-    needs, has = fact["host_bytes"], config.cluster.host_memory
+    devices = job.cluster.largest_node
+    needs, has = fact["host_bytes"], job.config.cluster.host_memory
     memory = (
         f"host memory: at most {format_bytes(needs)} of {format_bytes(has)} per device, "
         f"{format_bytes(needs * devices)} of {format_bytes(has * devices)} per node"

@@ -30,7 +30,7 @@ from bytescale_cli.terminal import is_live
 from engine.errors import ConfigError, MemoryFitError
 
 if TYPE_CHECKING:
-    from engine.config.schema import Config
+    from engine.job import Job
     from engine.planner.settings import PlanSettings
 
 _QUESTIONS = {
@@ -72,10 +72,10 @@ def profile_data(
     from engine.data.scan import mixed
     from engine.fit.check import fit_error
     from engine.fit.largest import largest_capacity, named_ratio
+    from engine.job import Job
     from engine.planner.checks import check_planner
     from engine.planner.make import plan_step
     from engine.planner.planners import PLANNERS
-    from engine.planner.settings import PlanSettings
     from engine.report.words import source
     from engine.simulator.facts import facts
     from engine.simulator.hollow import low_balance, small_corpus
@@ -95,11 +95,11 @@ def profile_data(
                 output.say(f"no documents are named: these are {of}; for yours: {yours}")
             sources = document_lengths(config, sample, progress, say)
     output.say_when_compiling()
-    settings = PlanSettings.of(config)
-    weights = source_weights(config)
+    job = Job(config)
+    settings, weights = job.settings, source_weights(config)
     found = mixed(sources, weights)
     largest = largest_capacity(settings, named_ratio(config))
-    suggested = suggest(found, config, settings, largest)
+    suggested = suggest(found, job, largest)
     data = describe(found, config.context) | {
         "source": source(config),
         "for": planned_for(config),
@@ -114,11 +114,11 @@ def profile_data(
         "fits": suggested.fits,
     }
     planned: list[dict[str, Any]] = []
-    error = fit_error(config)
+    error = fit_error(job)
     if suggested.fits:  # otherwise the context fits at no capacity, and no plan exists
         # All planners plan the same step, at the suggested capacity instead of that of the config.
         step = example_step(config, found)
-        by_planner = list[PlanSettings]()
+        by_planner: list[PlanSettings] = []
         for name in PLANNERS:
             with suppress(ConfigError):  # it needs more peers than planner.max_peers, unlike the planner of the config
                 check_planner(settings.by(name))
@@ -129,7 +129,7 @@ def profile_data(
         from engine.report.lengths_page import lengths_page
 
         output.write_page(path, lengths_page(config, data, planned).html())
-    text = f"{_lengths(data)}\n\n{_advice(data, planned, config, settings)}"
+    text = f"{_lengths(data)}\n\n{_advice(data, planned, job)}"
     own = [fact["balance"] for fact in planned if fact["planner"] == config.planner.name]
     # The size of the corpus is known only where documents or a file of lengths were read: a mix of lengths has no end.
     tokens = sum(one["tokens"] for one in data["sources"]) if config.lengths.name in ("data", "file") else None
@@ -184,7 +184,7 @@ def length_table(data: Mapping[str, Any]) -> str:
     return f"{text}\n\n{table}"
 
 
-def _advice(data: dict[str, Any], planned: list[dict[str, Any]], config: Config, settings: PlanSettings) -> str:
+def _advice(data: dict[str, Any], planned: list[dict[str, Any]], job: Job) -> str:
     """Format the suggested capacity, and a table that compares each planner's plan of one step at that capacity.
 
     If no capacity is suggested, says why nothing fits. There is no table if `planned` is empty.
@@ -192,6 +192,7 @@ def _advice(data: dict[str, Any], planned: list[dict[str, Any]], config: Config,
     from engine.config.units import counted, format_count
     from engine.report.words import NAMES, PLANNER_FACTS, cell
 
+    config, settings = job.config, job.settings
     about = "about " if data["read"]["share"] < 1 else ""
     cut = f"split at context={format_count(config.context)}: {about}{counted(data['sequences'], 'sequence')}\n"
     capacity, largest = (format_count(data[name]) for name in ("suggested_capacity", "largest_capacity"))

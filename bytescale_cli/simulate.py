@@ -36,6 +36,7 @@ Run = dict[str, Any]
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
+    from engine.job import Job
     from engine.planner.settings import PlanSettings
     from engine.simulator.hollow import Hollow
     from engine.units import Ints
@@ -178,10 +179,12 @@ def _found(
 
     One failure does not stop the other points. Without a sweep, and for a bug, the error is raised.
     """
-    found, failures = [], []
+    from engine.job import Job
+
+    found, failures, first = [], [], Job(points[0][0])
     for config, extra in points:
         try:
-            found.append(_runs(config, names, steps, extra, tuned, say))
+            found.append(_runs(first.with_config(config), names, steps, extra, tuned, say))
         except BytescaleError as error:
             if not extra or error.code == ExitCode.BUG:
                 raise
@@ -195,30 +198,27 @@ def _in_run(error: BytescaleError, extra: list[str]) -> BytescaleError:
     return error.of([Problem(f"{one.message}{where}", one.key, one.hint) for one in error.problems])
 
 
-def _runs(
-    config: Config, names: list[str], steps: int, extra: list[str], tuned: bool, say: Callable[[str], None]
-) -> Found:
-    """Simulate the same steps of one config under each planner; return a run per row, with means over the steps."""
-    from engine.cluster.cluster import Cluster
+def _runs(job: Job, names: list[str], steps: int, extra: list[str], tuned: bool, say: Callable[[str], None]) -> Found:
+    """Simulate the same steps of one job under each planner; return a run per row, with means over the steps."""
     from engine.data.lengths import step_lengths
     from engine.fit.check import check_fit
-    from engine.planner.settings import PlanSettings
     from engine.report.words import source
     from engine.simulator.compare import TUNED, compare, rows
 
+    config = job.config
     first = config.planner.model_copy(update={"name": names[0]})  # the recipe's planner may have stricter limits
-    modelled = config.model_copy(update={"planner": first})
+    modelled = job.with_config(config.model_copy(update={"planner": first}))
     check_fit(modelled, here=False)
-    settings, lengths = PlanSettings.of(modelled), list(step_lengths(config, steps, say))
-    best, about = _tuned_static(config, lengths) if tuned else (None, {})
+    lengths = list(step_lengths(config, steps, say))
+    best, about = _tuned_static(job, lengths) if tuned else (None, {})
     # naive has no second row if the sweep compares offload itself.
     swept_offload = any(value.startswith(_OFFLOAD) for value in extra)
-    compared = rows(settings, names, best)
+    compared = rows(modelled.settings, names, best)
     if swept_offload:
         compared = {label: own for label, own in compared.items() if own.equation_3}
     swept = {"sweep": " ".join(extra)} if extra else {}
     shared = {"context": config.context, "lengths": config.lengths.name, "source": source(config)}
-    devices = Cluster.of(config.cluster).largest_node
+    devices = job.cluster.largest_node
     found = []
     for run in compare(lengths, compared):
         more: Run = about if run["label"] == TUNED else {}
@@ -240,7 +240,7 @@ def _hollow(config: Config, runs: list[Run]) -> list[Hollow]:
     return found
 
 
-def _tuned_static(config: Config, lengths: list[Ints]) -> tuple[PlanSettings | None, Run]:
+def _tuned_static(job: Job, lengths: list[Ints]) -> tuple[PlanSettings | None, Run]:
     """The settings at which static is the fastest, and what the search says of them, as JSON; None if nothing fits."""
     import time
 
@@ -248,13 +248,13 @@ def _tuned_static(config: Config, lengths: list[Ints]) -> tuple[PlanSettings | N
     from engine.tune.search import tuned_static
 
     with waiting("searching the best settings for static"):
-        search = tuned_static(config, lengths, time.monotonic() + _SEARCH_S)
+        search = tuned_static(job, lengths, time.monotonic() + _SEARCH_S)
     if not search.trials:
         return None, {}
     best = search.best()[0].candidate
     tried = len(search.trials) + sum(fallen.count for fallen in search.fallen.values())
     about = {"set": as_overrides(best.changes), "complete": not search.left, "left": search.left, "tried": tried}
-    return best.settings, about
+    return best.job.settings, about
 
 
 def _compare_offload(runs: list[Run], first: list[str]) -> None:

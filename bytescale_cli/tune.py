@@ -32,6 +32,7 @@ from bytescale_cli.progress import waiting
 if TYPE_CHECKING:
     from engine.config.schema import Config
     from engine.errors import BytescaleError
+    from engine.job import Job
     from engine.tune.search import Search, Trial
 
 _SECONDS = 40  # with loading and checks, the command ends within a minute
@@ -68,6 +69,7 @@ def tune(
     check_at_least(1, seconds, "--seconds")
     path = None if out is None else new_recipe(out, "--out")
     from engine.data.lengths import step_lengths
+    from engine.job import Job
     from engine.report.words import source
     from engine.tune.search import search
     from engine.tune.space import SEARCHED
@@ -77,13 +79,14 @@ def tune(
         given = {key for key, equals, _ in (text.partition("=") for text in typed) if equals}
         fixed = [key for key in SEARCHED if key in given]
         config, broken = _load(chosen(typed), fixed)
+    job = Job(config)
     output.say_when_compiling()
     lengths = list(step_lengths(config, steps, about_documents(typed)))
     with waiting("searching"):
-        found = search(config, lengths, deadline, fixed)
+        found = search(job, lengths, deadline, fixed)
     best = found.best()
     if not best:
-        raise _none(config, found, fixed, broken)
+        raise _none(job, found, fixed, broken)
     rows = [_row(trial, best[0]) for trial in best]
     reasons = [{"reason": reason, **vars(fallen)} for reason, fallen in found.fallen.items()]
     answer: dict[str, Any] = {
@@ -97,7 +100,7 @@ def tune(
         "fixed": fixed,
         "source": source(config),
     }
-    text = _text(config, found, rows, fixed, broken, seconds)
+    text = _text(job, found, rows, fixed, broken, seconds)
     if path is not None:
         from engine.config.own_text import own_variant
 
@@ -105,7 +108,7 @@ def tune(
         base = next((text.partition("=")[2] for text in reversed(typed) if text.startswith("recipe=")), "quickstart")
         about = f"Found by `bytescale tune {shlex.join(typed)}`: {rows[0]['step_s']:.3f} s a step, simulated."
         use = f"To see its plans: bytescale plan --config {shlex.quote(str(path))}"
-        winner = best[0].candidate.config
+        winner = best[0].candidate.job.config
         write_recipe(path, own_variant(base.strip("'\""), winner, path, [about, use]), "--out")
         answer["file"] = str(path)
         text += f"\n\nwritten: {path}; use it by --config {shlex.quote(str(path))}"
@@ -131,7 +134,7 @@ def _load(typed: Sequence[str], fixed: Collection[str]) -> tuple[Config, str]:
     return config, "; ".join(f"{problem.key}: {problem.message}" for problem in problems)
 
 
-def _none(config: Config, found: Search, fixed: Collection[str], broken: str) -> BytescaleError:
+def _none(job: Job, found: Search, fixed: Collection[str], broken: str) -> BytescaleError:
     """The error if there are no settings that fit and can be planned."""
     from engine.errors import ConfigError, MemoryFitError
     from engine.fit.check import fit_error
@@ -142,7 +145,7 @@ def _none(config: Config, found: Search, fixed: Collection[str], broken: str) ->
         message = f"no settings can be planned; {unplanned.example}" if unplanned else "no settings can be planned"
         return ConfigError(message, key="planner", hint="set fewer of the searched keys, or another planner")
     try:
-        own = None if broken else fit_error(config, fixed, here=False)
+        own = None if broken else fit_error(job, fixed, here=False)
     except ConfigError:  # the degrees of the recipe do not divide the devices of a hostfile
         own = None
     message, key, ways = f"no settings fit, for example {too_large.example}", "cluster.device_memory", []
@@ -153,7 +156,7 @@ def _none(config: Config, found: Search, fixed: Collection[str], broken: str) ->
         ways = [way for way in own.found.get("ways", []) if "cluster.nodes" not in way["set"]]
     if unplanned is not None:
         message += f"; {unplanned.count:,} others cannot be planned, for example {unplanned.example}"
-    nodes = enough_nodes(config, found.steps, fixed, time.monotonic() + _LOOK_S)
+    nodes = enough_nodes(job, found.steps, fixed, time.monotonic() + _LOOK_S)
     hints = [*(way["set"] for way in ways), *([f"cluster.nodes={nodes}"] if nodes else [])]
     error = MemoryFitError(message, key=key, hint="; or ".join(hints) or "use more devices, or a smaller model")
     error.found = {"ways": ways}
@@ -165,7 +168,7 @@ def _row(trial: Trial, best: Trial) -> dict[str, Any]:
     from engine.fit.suggestions import as_overrides
     from engine.tune.search import behind
 
-    config, memory = trial.candidate.config, trial.memory
+    config, memory = trial.candidate.job.config, trial.memory
     return {
         "set": as_overrides(trial.candidate.changes),
         "tp": config.parallel.tp,
@@ -187,15 +190,12 @@ def _row(trial: Trial, best: Trial) -> dict[str, Any]:
     }
 
 
-def _text(
-    config: Config, found: Search, rows: list[dict[str, Any]], fixed: list[str], broken: str, seconds: int
-) -> str:
+def _text(job: Job, found: Search, rows: list[dict[str, Any]], fixed: list[str], broken: str, seconds: int) -> str:
     """Format the best settings, a comparison with the recipe, and why others fall off."""
-    from engine.cluster.cluster import Cluster
     from engine.config.units import counted
     from engine.report.words import memory_unit, source
 
-    devices = Cluster.of(config.cluster).ranks
+    config, devices = job.config, job.cluster.ranks
     unit, size = memory_unit(max(row["peak"] for row in rows))
     cells = []
     for place, row in enumerate(rows, start=1):

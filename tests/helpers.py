@@ -18,13 +18,13 @@ from engine.config.schema import Config
 from engine.data.blocks.blocks import Range, Slice
 from engine.data.inputs import rank_inputs
 from engine.data.steps import SequenceTable
+from engine.job import Job
 from engine.models.build import build_model
 from engine.models.common.norm import norm_weights
 from engine.models.decoder import Decoder
 from engine.models.parallelize import parallelize
 from engine.offload.offload import Offload
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import RankContext, run_step
 from engine.zero.shards import gathered, sharded
@@ -166,7 +166,7 @@ def deepspeed_run(settings: Config, batches: list[Batch], lr: float) -> dict[str
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     engine, norms, degrees = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings), [], []
     for table, reader in batches:
-        plan = plan_step(table.length, PlanSettings.of(settings))
+        plan = plan_step(table.length, Job(settings).settings)
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
         run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
         norms.append(engine.step(lr))

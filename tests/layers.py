@@ -8,6 +8,7 @@ LAYERS = (
     {"trainer", "launch", "report", "hardware", "doctor", "tune"},
     {"zero", "offload", "parallel", "attention", "models", "weights"},
     {"data", "simulator", "fit", "trackers"},
+    {"job"},
     {"planner"},
     {"cost"},
     {"run", "control"},

@@ -19,6 +19,7 @@ from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
 from engine.family.families import family_of, parameters_of
 from engine.family.parameters import Parameter
+from engine.job import Job
 from engine.models.build import build_model
 from engine.models.decoder import Decoder
 from engine.models.parallelize import parallelize
@@ -28,7 +29,6 @@ from engine.parallel.expert import ExpertParallel
 from engine.parallel.pipeline import Pipeline
 from engine.parallel.tensor import TensorParallel
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.trainer.model import make_offload, part_of
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import RankContext, evaluate, run_step
@@ -127,7 +127,7 @@ def gradients_of(case: Case, made: Groups) -> dict[str, Any]:
     settings = settings_of(case, dist.get_world_size())
     model, context, axes = build(settings, torch.float64, made)
     table, reader = batch(axes.mesh.hdp, CAPACITY)
-    plan = plan_step(table.length, PlanSettings.of(settings))
+    plan = plan_step(table.length, Job(settings).settings)
     if slices := case.get("slices", 0):
         plan = sliced(plan, slices, max(1, axes.mesh.pp), seed=slices + axes.mesh.pp)
     plan.offload[:] = round(case["offload"] * PPM)
@@ -279,7 +279,7 @@ def through_deepspeed(mesh: tuple[int, ...], variant: Variant, made: Groups) -> 
     engine, norms = ZeroEngine(model, build_optimizer(model, settings.optimizer, axes.mesh.ep), settings, axes), []
     before = {name: safe_get_full_fp32_param(p).clone() for name, p in engine.module.named_parameters()}
     for table, reader in batches():
-        plan = plan_step(table.length, PlanSettings.of(settings))
+        plan = plan_step(table.length, Job(settings).settings)
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
         run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
         norms.append(engine.step(LR))

@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from engine.control.chaos import Fault
-from engine.run.chaos import harm
+from engine.launch.chaos import harm
 from engine.run.folder import RunFolder
 from engine.run.status import is_locked
 from tests.faults import End, Launcher, command, documents, ledger, losses, processes_of, ranks_of

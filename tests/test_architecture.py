@@ -23,6 +23,7 @@ PURE = (
     "control",
     "cost",
     "planner",
+    "job",
     "fit",
     "simulator",
     "data",

@@ -19,10 +19,10 @@ from engine.close import error
 from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
 from engine.data.steps import SequenceTable
+from engine.job import Job
 from engine.models.common.loss import token_loss
 from engine.models.decoder import Decoder
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
 from tests.covering import Case, every, pairwise
@@ -71,7 +71,7 @@ def gradients_of(case: Case) -> dict[str, Any]:
     """On one rank: loss sum and gradients of its own micro-batches, in float64."""
     settings, context = settings_of(case), rank_context(torch.float64)
     table, reader = batch(case["world"], case["capacity"])
-    plan = plan_step(table.length, PlanSettings.of(settings))
+    plan = plan_step(table.length, Job(settings).settings)
     model = llama(settings, torch.float64)
     loss, _ = run_step(plan, model, Tensor.backward, partial(rank_inputs, reader, table), context)
     gradients = {name: p.grad for name, p in model.named_parameters()}
@@ -181,7 +181,7 @@ def test_a_rank_without_any_work_changes_nothing() -> None:
     world = 3
     settings = config(world, 16, "naive", "optimizer.clip_norm=0")
     expected = plain_run(settings, [table_of([5], seed=1), table_of([16, 3], seed=2)])
-    plan = plan_step(np.array([5]), PlanSettings.of(settings))
+    plan = plan_step(np.array([5]), Job(settings).settings)
     assert [sum(len(m.shards) for m in plan.of_rank(rank)) for rank in range(world)].count(0) == 2
     for rank in run_world(world, idle_rank_results, world):
         assert rank["norms"] == pytest.approx(expected["norms"], rel=1e-5)

@@ -23,12 +23,12 @@ from engine.close import error
 from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
 from engine.data.steps import SequenceTable
+from engine.job import Job
 from engine.models.common.initialise import initialise
 from engine.models.decoder import Decoder
 from engine.planner.make import plan_step
 from engine.planner.plan.schedule import shard_spans
 from engine.planner.plan.step_plan import StepPlan
-from engine.planner.settings import PlanSettings
 from engine.simulator.facts import rank_ring_bytes
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
@@ -68,7 +68,7 @@ def cases(world: int) -> Iterator[tuple[str, Config]]:
 
 def plan_of(settings: Config) -> tuple[SequenceTable, FakeReader, StepPlan]:
     table, reader = batch(settings.cluster.ranks_per_node, settings.capacity)
-    return table, reader, plan_step(table.length, PlanSettings.of(settings))
+    return table, reader, plan_step(table.length, Job(settings).settings)
 
 
 def on_rank(settings: Config) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def test_float64_is_that_of_one_process(world: int) -> None:
             assert rank["told"] == pytest.approx(told, rel=1e-12), name
             for moved, experts in zip(rank["biases"], model.experts(), strict=True):
                 assert moved is experts.bias is None or torch.equal(moved, experts.bias), name
-        assert [rank["sent"] for rank in ranks] == rank_ring_bytes(plan, PlanSettings.of(settings)), name
+        assert [rank["sent"] for rank in ranks] == rank_ring_bytes(plan, Job(settings).settings), name
         degrees.add(ranks[0]["degree"])
         idle += sum(rank["idle"] for rank in ranks)
     assert max(degrees) == world, "no sequence needed all ranks: the test shows too little"

@@ -20,8 +20,8 @@ from torch import Tensor
 from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
 from engine.data.steps import SequenceTable
+from engine.job import Job
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.trainer.model import make_offload
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
@@ -72,7 +72,7 @@ def on_rank(world: int, case: Case) -> dict[str, Any]:
     context = replace(shared, offload=offload)
     engine, norms, degrees = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings), [], set()
     for table, reader in steps(world):
-        plan = plan_step(table.length, PlanSettings.of(settings))
+        plan = plan_step(table.length, Job(settings).settings)
         plan.offload[:] = round(case["offload"] * 1_000_000)
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
         run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
@@ -141,5 +141,5 @@ def test_the_covering_set_has_every_pair() -> None:
 
 def test_uneven_steps_are_uneven() -> None:
     settings = settings_of(3, {"stage": 1, "planner": "naive", "recompute": "none", "experts": 1})
-    plan = plan_step(np.array([7]), PlanSettings.of(settings))
+    plan = plan_step(np.array([7]), Job(settings).settings)
     assert [sum(len(micro.shards) for micro in plan.of_rank(rank)) for rank in range(3)].count(0) == 2

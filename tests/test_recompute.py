@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from engine.data.inputs import rank_inputs
+from engine.job import Job
 from engine.models.recompute import MODES
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.simulator.facts import ring_bytes
 from engine.trainer.step import run_step
 from tests.helpers import batch, config, deepspeed_run, llama, rank_context
@@ -35,13 +35,13 @@ def results() -> dict[tuple[str, str], dict[str, Any]]:
         for mode in MODES:
             settings = config(WORLD, CAPACITY, "balanced", f"recompute={mode}", f"dtype={name}")
             table, reader = batch(WORLD, CAPACITY)
-            plan, model = plan_step(table.length, PlanSettings.of(settings)), llama(settings, dtype)
+            plan, model = plan_step(table.length, Job(settings).settings), llama(settings, dtype)
             before = context.comm.bytes_sent
             loss, _ = run_step(plan, model, Tensor.backward, partial(rank_inputs, reader, table), context)
             found[mode, name] = {
                 "values": [loss, *(parameter.grad for parameter in model.parameters())],
                 "sent": context.comm.bytes_sent - before,
-                "formula": sum(ring_bytes(plan, PlanSettings.of(settings))),
+                "formula": sum(ring_bytes(plan, Job(settings).settings)),
             }
     for mode in MODES:
         settings = config(WORLD, CAPACITY, "balanced", f"recompute={mode}")

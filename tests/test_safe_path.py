@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.cluster.cluster import Cluster, Node
+from engine.cluster.cluster import Node
 from engine.config.load import load
 from engine.data.scan import scan
 from engine.errors import BytescaleError
+from engine.job import Job
 from engine.launch.agents.commands import node_commands
 from engine.launch.agents.ranks import run_ranks
 from engine.run.folder import RunFolder
@@ -40,7 +41,7 @@ def working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_rank_imports_no_module_of_the_working_directory(working: Path) -> None:
     folder = RunFolder(working / "run")
     folder.logs.mkdir(parents=True)
-    commands = node_commands(Cluster((Node("localhost", 1),), 2**30), folder, None, load([]))
+    commands = node_commands(Job(load([]), (Node("localhost", 1),)), folder, None)
     with pytest.raises(BytescaleError):
         run_ranks(commands, folder, lambda: None, lambda line: None)
     said = folder.log(0).read_text() + folder.node_log(0).read_text()
@@ -71,10 +72,10 @@ def test_nor_does_a_process_that_reads_documents(working: Path, monkeypatch: pyt
 
 
 def test_ranks_on_other_hosts_get_the_variable(working: Path) -> None:
-    cluster = Cluster((Node("alpha", 1), Node("beta", 1)), 2**30)
-    commands = node_commands(cluster, RunFolder(working), None, load([]))
+    nodes = (Node("alpha", 1), Node("beta", 1))
+    commands = node_commands(Job(load([]), nodes), RunFolder(working), None)
     assert all(" PYTHONSAFEPATH=1 " in command.arguments[-1] for command in commands), "agents"
-    assert all(command.job.environment["PYTHONSAFEPATH"] == "1" for command in commands), "ranks"
+    assert all(command.work.environment["PYTHONSAFEPATH"] == "1" for command in commands), "ranks"
 
 
 def test_in_our_own_checkout_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

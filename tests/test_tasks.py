@@ -84,7 +84,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def at_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     monkeypatch.setenv("PATH", f"{home / 'bin'}:", prepend=":")
-    monkeypatch.setattr(examine, "examine", lambda config, say: all_states())
+    monkeypatch.setattr(examine, "examine", lambda job, say: all_states())
     in_worlds(monkeypatch, last=99)
 
 

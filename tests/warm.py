@@ -14,8 +14,8 @@ import numpy as np
 import engine.data.blocks.loaders
 import tests.meshes
 import tests.trainer.worlds
+from engine.job import Job
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 
 engine.data.blocks.loaders._CONTEXT = multiprocessing.get_context("forkserver")
 # Processes that ranks start, planning processes and loaders, are forked from the same server: multiprocessing documents
@@ -23,4 +23,4 @@ engine.data.blocks.loaders._CONTEXT = multiprocessing.get_context("forkserver")
 multiprocessing.forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
 assert deepspeed.ops.__compatible_ops__  # read once here: DeepSpeed then runs a C compiler, and each rank would do so
 for mesh in ([], ["parallel.pp=2", "cluster.ranks_per_node=4"]):  # loads compiled functions
-    plan_step(np.array([30, 20, 70, 5]), PlanSettings.of(tests.meshes.config(2, 40, "adaptive", *mesh)))
+    plan_step(np.array([30, 20, 70, 5]), Job(tests.meshes.config(2, 40, "adaptive", *mesh)).settings)

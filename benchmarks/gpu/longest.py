@@ -18,9 +18,9 @@ from engine.config.schema import Config
 from engine.cost.model import Costs
 from engine.fit.largest import longest_context
 from engine.hardware.timing import Stopwatch
+from engine.job import Job
 from engine.parallel.groups import Groups
 from engine.planner.ratios import least_offload
-from engine.planner.settings import PlanSettings
 from engine.units import NS, PPM
 
 HOST = "cluster.host_memory=96GiB"  # of the machine's 128 GiB; the processes need the rest
@@ -58,7 +58,7 @@ class Length(NamedTuple):
 
 
 def length_of(case: Longest) -> Length:
-    settings = PlanSettings.of(case.config())
+    settings = Job(case.config()).settings
     seconds = partial(step_seconds, settings.costs)
     fits = longest_context(settings)
     runs = bisect_right(range(1, fits + 1), MOST_S, key=seconds)
@@ -109,6 +109,6 @@ def longest(case: Longest, groups: Groups) -> dict[str, Any]:
 
 def least_ratio(config: Config) -> float:
     """The smallest offload ratio at which a micro-batch of `capacity` tokens fits, from 0 to 1."""
-    settings = PlanSettings.of(config)
+    settings = Job(config).settings
     memory = int(settings.cluster.memory.min())
     return least_offload(config.capacity, config.capacity, memory, settings).offload / PPM

@@ -17,11 +17,11 @@ from engine.control.control import Control
 from engine.fit.estimate import estimate
 from engine.hardware.measured import Case
 from engine.hardware.micro_batches import micro_batch, random_inputs
+from engine.job import Job
 from engine.offload.offload import Offload
 from engine.parallel.groups import Groups, join_groups
 from engine.planner.plan.step_plan import MicroBatch
 from engine.planner.ratios import Load
-from engine.planner.settings import PlanSettings
 from engine.trainer.model import build, kernel_of
 from engine.trainer.step import RankContext, micro_batch_output, to_device
 from engine.units import PPM
@@ -54,7 +54,7 @@ class OneRank:
     @classmethod
     def of(cls, config: Config, groups: Groups) -> OneRank:
         """Build the model and its optimizer. The config must not turn offload off."""
-        _, engine, context = build(config, groups, PlanSettings.of(config))
+        _, engine, context = build(Job(config), groups)
         assert context.offload is not None
         return cls(config, engine, context, context.offload)
 
@@ -107,5 +107,5 @@ class OneRank:
     def estimated(self, tokens: int, ratio: float) -> int:
         """Estimate the peak bytes of tensors in a step of one micro-batch, without CUDA context and fragmentation."""
         load = Load(tokens, tokens, round(PPM * ratio), first=True)
-        found = estimate(self.config, PlanSettings.of(self.config), load)
+        found = estimate(Job(self.config), load)
         return found.peak - found.items["other"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.lengths import step_lengths
+from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import MicroBatch
-from engine.planner.settings import PlanSettings
 
 
 def config_of(ranks: int, capacity: int, context: int, step_tokens: int, *more: str) -> Config:
@@ -23,7 +23,7 @@ def config_of(ranks: int, capacity: int, context: int, step_tokens: int, *more: 
 
 def planned(config: Config, steps: int, rank: int = 0) -> list[list[MicroBatch]]:
     """Plan the first steps of a config; return the micro-batches of a rank in each step, without idle ones."""
-    settings = PlanSettings.of(config)
+    settings = Job(config).settings
     plans = (plan_step(lengths, settings) for lengths in step_lengths(config, steps))
     return [[micro for micro in plan.of_rank(rank) if micro.shards] for plan in plans]
 

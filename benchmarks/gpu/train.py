@@ -37,9 +37,9 @@ from engine.attention.kernels.choice import choose
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.datasheets import sheet_peak
-from engine.cost.model import Costs
 from engine.dtypes import DTYPES
 from engine.hardware.timing import Stopwatch
+from engine.job import Job
 from engine.parallel.groups import Groups
 from engine.planner.plan.step_plan import MicroBatch
 
@@ -121,7 +121,7 @@ def speed(rank: OneRank) -> Row:
     on_gpu.new_peak(rank.context.device)
     run()
     seconds = median(on_gpu.repeated(run, REPEATS, MOST_S))
-    mfu = Costs.of(config).flops(np.array([config.context])) / seconds / (sheet_peak(CLUSTER) or 1.0)
+    mfu = Job(config).costs.flops(np.array([config.context])) / seconds / (sheet_peak(CLUSTER) or 1.0)
     rate, peak = config.context / seconds, on_gpu.new_peak(rank.context.device) / 2**30
     return {"tokens_per_s": rate, "mfu": mfu, "peak_gib": peak, "kernel": rank.context.kernel.name}
 
@@ -155,7 +155,7 @@ def planned(config: Config, groups: Groups) -> Row:
 
     new, seen = zip(*((run(step), run(step)) for step in steps), strict=True)
     lengths = [np.array([shard.length for micro in step for shard in micro.shards]) for step in steps]
-    flops = sum(float(Costs.of(drawn).flops(of_step)) for of_step in lengths)
+    flops = sum(float(Job(drawn).costs.flops(of_step)) for of_step in lengths)
     tokens = sum(int(of_step.sum()) for of_step in lengths)
     return {
         "tokens_per_s": tokens / sum(seen),

@@ -23,41 +23,36 @@ from engine.units import Ints
 class Cluster:
     """Nodes in order. Ranks are numbered node by node, so the ranks of a node are consecutive.
 
-    A rank is one device, or one HDP rank of tp x pp devices if the cluster was made with those degrees.
+    A rank is one device, or one HDP rank of tp x pp devices in the cluster that `hdp` returns.
     """
 
     nodes: tuple[Node, ...]
     device_memory: int  # bytes per rank, for nodes that do not set their own
 
     @classmethod
-    def of(cls, config: schema.Cluster, parallel: schema.Parallel | None = None) -> Cluster:
-        """Make the cluster of a config: the nodes of its hostfile if set, else `nodes` x `ranks_per_node`.
+    def of(cls, config: schema.Cluster, nodes: tuple[Node, ...]) -> Cluster:
+        """Make the cluster of a config, whose nodes are those of `nodes_of`. Ranks are devices.
 
-        Speeds that are a list replace those of the hostfile; measured ones become a list before a run starts.
-
-        With `parallel`, ranks are HDP ranks. Raises ConfigError for a hostfile that is missing, unreadable, empty or
-        malformed; there is no fallback to this machine. Also raises it if tp x pp does not divide the devices, or if
-        the tp devices of a stage would be parts of two nodes.
+        Speeds that are a list replace those of the hostfile; measured ones become a list before a run starts. Raises
+        ConfigError if the list has another length.
         """
-        if config.hostfile is None:
-            nodes = _equal_nodes(config.nodes, config.ranks_per_node)
-        else:
-            nodes = hostfile.read(config.hostfile)
         if isinstance(config.speeds, tuple):
             if len(config.speeds) != len(nodes):
                 message = f"has {counted(len(config.speeds), 'speed')} for {counted(len(nodes), 'node')}"
                 raise ConfigError(message, key="cluster.speeds", hint="give one for each node, such as [100,80]")
             nodes = tuple(replace(node, speed=speed) for node, speed in zip(nodes, config.speeds, strict=True))
-        cluster = cls(nodes, config.device_memory)
-        return cluster if parallel is None else cluster._hdp(parallel)
+        return cls(nodes, config.device_memory)
 
-    def _hdp(self, parallel: schema.Parallel) -> Cluster:
+    def hdp(self, parallel: schema.Parallel) -> Cluster:
         """Group the devices into HDP ranks of tp x pp devices, placed as in `Mesh`; return the cluster of these ranks.
 
         The tp devices of a stage are neighbours, and stages lie in different nodes where possible. Rings connect
         devices of one stage, so a rank belongs to the node of its first stage; nodes without a first stage are left
         out. A rank whose tp devices fill several nodes forms a node of its own. A rank has the speed of its slowest
         device and the memory of its smallest.
+
+        Raises ConfigError if tp x pp does not divide the devices, if ep does not divide the HDP ranks, or if the tp
+        devices of a stage would be parts of two nodes.
         """
         tp, pp = parallel.tp, parallel.pp
         if self.ranks // (tp * pp) % parallel.ep:
@@ -165,6 +160,17 @@ class Cluster:
     def _first_ranks(self) -> tuple[int, ...]:
         """The first rank of each node, then the number of ranks."""
         return tuple(accumulate(self._ranks_per_node, initial=0))
+
+
+def nodes_of(config: schema.Cluster) -> tuple[Node, ...]:
+    """The nodes of a config: those of its hostfile if set, else `nodes` x `ranks_per_node`.
+
+    Raises ConfigError for a hostfile that is missing, unreadable, empty or malformed; there is no fallback to this
+    machine.
+    """
+    if config.hostfile is not None:
+        return hostfile.read(config.hostfile)
+    return _equal_nodes(config.nodes, config.ranks_per_node)
 
 
 @lru_cache(maxsize=4)  # making tens of thousands of nodes is slow, and a command asks for them several times

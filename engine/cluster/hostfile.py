@@ -28,7 +28,7 @@ ONCE = "list each host once, with all of its slots"
 
 @dataclass(frozen=True)
 class Node:
-    """One host. In a cluster of HDP ranks (`Cluster.of` with `parallel`), `devices` counts the node's HDP ranks."""
+    """One host. In a cluster of HDP ranks (`Cluster.hdp`), `devices` counts the node's HDP ranks."""
 
     host: str
     devices: int

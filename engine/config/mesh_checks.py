@@ -31,7 +31,7 @@ def ranks_can_be_planned(config: Config) -> Problem | None:
 
 
 def devices_form_whole_ranks(config: Config) -> Problem | None:
-    """tp x pp divides the devices, and no stage has parts of two nodes. With a hostfile `Cluster.of` checks this."""
+    """tp x pp divides the devices, and no stage has parts of two nodes. With a hostfile `Cluster.hdp` checks this."""
     if config.cluster.hostfile is not None:
         return None
     node, tp = config.cluster.ranks_per_node, config.parallel.tp
@@ -114,7 +114,7 @@ def experts_can_be_shared(config: Config) -> Problem | None:
     key = "parallel.ep"
     if not family_of(config.model).experts:
         return Problem(f"{ep} ranks cannot share experts, because the model has none", key, "set parallel.ep=1")
-    # A hostfile may have any ranks: `Cluster.of` refuses those that ep does not divide.
+    # A hostfile may have any ranks: `Cluster.hdp` refuses those that ep does not divide.
     common = experts if config.cluster.hostfile else math.gcd(experts, ranks)
     if common % ep == 0:
         return None

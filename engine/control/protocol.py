@@ -26,7 +26,7 @@ from engine.errors import BytescaleError, ExitCode, PreflightError
 from engine.readers import parse_line
 from engine.run.cause import Cause
 
-PROTOCOL = 2  # raised whenever a message changes
+PROTOCOL = 3  # raised whenever a message changes
 _SHOWN = 40  # characters of a kind
 
 Place = tuple[int, str, int]  # step, phase, and part of the phase, such as the micro-batch
@@ -56,7 +56,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Job:
+class Work:
     """What the agent of a node runs."""
 
     folder: str  # the run folder
@@ -104,15 +104,15 @@ class Again(Message):
 
 @dataclass(frozen=True)
 class Start(Message):
-    """Start the ranks of a job. `tree` is None if there is only one node."""
+    """Start the ranks of a node. `tree` is None if there is only one node."""
 
-    job: Job
+    work: Work
     tree: Tree | None
 
     @classmethod
     def of_json(cls, fields: dict[str, Any]) -> Start:
         tree = fields.pop("tree")
-        return cls(job=Job(**fields.pop("job")), tree=None if tree is None else Tree(**tree), **fields)
+        return cls(work=Work(**fields.pop("work")), tree=None if tree is None else Tree(**tree), **fields)
 
 
 @dataclass(frozen=True)

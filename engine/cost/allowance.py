@@ -40,14 +40,12 @@ class Allowance:
     headroom: float  # fraction of the device's and of the host's memory that is left free
 
     @classmethod
-    def of(cls, config: Config, devices: int | None = None) -> Allowance:
-        """The allowance of a device in a run on `devices` devices, by default all of the cluster."""
+    def of(cls, config: Config, cluster: Cluster, devices: int | None = None) -> Allowance:
+        """The allowance of a device in a run on `devices` devices, by default all ranks of the cluster."""
         if not uses_gpus(config):
             return cls(_PROCESS, _PROCESS_PERCENT, config.cluster.headroom)
-        devices, in_node = devices or Cluster.of(config.cluster).ranks, config.cluster.ranks_per_node
-        if config.cluster.hostfile is not None and config.parallel.pp > 1:
-            in_node = max(node.devices for node in Cluster.of(config.cluster).nodes)
-        context = _CONTEXT + (_nccl(devices, in_node, config) if devices > 1 else 0)
+        devices = devices or cluster.ranks
+        context = _CONTEXT + (_nccl(devices, cluster.largest_node, config) if devices > 1 else 0)
         return cls(context, _FRAGMENTATION, config.cluster.headroom)
 
     def free(self, memory: int) -> int:

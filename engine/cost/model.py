@@ -76,19 +76,18 @@ class Costs:
     work_shares: tuple[float, ...] = (1.0,)  # of the model's work that a device of each stage does (stages.py)
 
     @classmethod
-    def of(cls, config: Config, rates: Calibration | None = None) -> Costs:
+    def of(cls, config: Config, cluster: Cluster, rates: Calibration | None = None) -> Costs:
         """The costs of a config with the given rates, by default those of its cluster (`machine`).
 
-        Model states are partitioned over all ranks of the cluster. Raises ConfigError for a calibration that cannot be
-        used.
+        `cluster` has the devices as ranks. Model states are partitioned over all of its HDP ranks. Raises ConfigError
+        for a calibration that cannot be used, and as `Cluster.hdp`.
         """
-        cluster = Cluster.of(config.cluster, config.parallel)
-        rates = rates or machine(config)
+        hdp, rates = cluster.hdp(config.parallel), rates or machine(config)
         model, dtype, tp = config.model, config.dtype, config.parallel.tp
         b, w = element_bytes(dtype)
         kv_elements = 2 * model.layers * model.kv_heads * model.head_dim
         devices = tp * config.parallel.pp
-        sent, reduce_rate = collectives(config, cluster.ranks), _reduce_rate(rates, cluster)
+        sent, reduce_rate = collectives(config, hdp.ranks), _reduce_rate(rates, hdp)
         hooks = model.layers * rates.gather_s if config.zero.stage == 3 else 0.0
         costs = cls(
             source=f"{rates.device} ({rates.source})",
@@ -97,13 +96,13 @@ class Costs:
             attention=flops.attention(model),
             peak_flops_per_s=rates.peak_flops_per_s,
             devices=devices,
-            rates=rates_of(config, rates, cluster),
+            rates=rates_of(config, rates, cluster, hdp),
             nics=rates.nics_per_node / tp,  # each of a rank's devices sends its part
             # Stage 3 gathers the weights of the next layer while a layer computes, so only the first layer of a pass
             # waits for its own. Gradients are reduced when no layer computes (`overlap_comm` in zero/settings.py).
             slot=round(NS * ((2 * sent.layer + sent.reduction) / reduce_rate + hooks)),
             gathers=_nanoseconds(sent.forward - sent.layer, sent.backward - sent.layer, reduce_rate),
-            step=round(NS * (rates.step_s + sent.step / reduce_rate + _update_seconds(config, rates, cluster.ranks))),
+            step=round(NS * (rates.step_s + sent.step / reduce_rate + _update_seconds(config, rates, hdp.ranks))),
             forward_hop_bytes=kv_elements * b,
             backward_hop_bytes=kv_elements * w,
             query_bytes=model.layers * model.heads * model.head_dim * b,
@@ -111,9 +110,9 @@ class Costs:
             forward_rings=3 if config.recompute == "layer" else 2,
             work_shares=work_shares(config, rates),
             counts_bytes=activations.counts_bytes(model, config.parallel.pp) if config.balance.by == "loss" else 0,
-            **_bytes(config, cluster.ranks)[0],
+            **_bytes(config, hdp.ranks)[0],
         )
-        return costs.among(config, cluster.ranks)
+        return costs.among(config, hdp.ranks)
 
     def among(self, config: Config, ranks: int) -> Costs:
         """A copy of the costs with the bytes for a cluster of `ranks` HDP ranks. Times do not change."""
@@ -287,8 +286,10 @@ def known_peak(config: Config) -> float | None:
     return sheet_peak(config.cluster.name) if config.cluster.calibration is None else machine(config).peak_flops_per_s
 
 
-def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
+def rates_of(config: Config, rates: Calibration, cluster: Cluster, hdp: Cluster) -> Rates:
     """Convert a calibration to nanoseconds of the config's model on one HDP rank.
+
+    The ranks of `cluster` are devices, those of `hdp` are HDP ranks.
 
     Tensor parallelism divides FLOPs, ring traffic, merging of block outputs and offload copies by tp, but not latencies
     and measured fixed times. It adds collectives (collectives.py), which nothing hides. Pipeline stages, each with a
@@ -303,12 +304,12 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     if len(windows) > 1:
         raise ValueError("the layers of a model may have attention windows of one size only")
     pair = every / tp / rates.attention_flops_per_s
-    inside = tp <= min(node.devices for node in Cluster.of(config.cluster).nodes)
+    inside = tp <= min(node.devices for node in cluster.nodes)
     # Collectives are slower than messages: on CPUs they reach about a fourth of the rate.
     link = rates.reduce_bytes_per_s if inside else min(rates.reduce_bytes_per_s, rates.network_bytes_per_s)
     sent_f, sent_b = (sent / link for sent in tensor_collectives(config))
     # Blocks of consecutive ranks share experts.
-    near = config.parallel.ep <= min(node.devices for node in cluster.nodes)
+    near = config.parallel.ep <= min(node.devices for node in hdp.nodes)
     between = rates.node_bytes_per_s if near else min(rates.node_bytes_per_s, rates.network_bytes_per_s)
     shared_f, shared_b = (sent / between for sent in expert_collectives(config))
     tiled = ffn_share(model, rates) if config.mlp_tile else 0.0
@@ -320,7 +321,7 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     copied_part = max(1, model.layers - 2) / model.layers
     saved = activations.layers_bytes(model, flops.kinds(model), config.dtype, config.recompute, config.mlp_tile)
     copied = copied_part * saved / tp / rates.copy_bytes_per_s
-    slowdown = rates.node_bytes_per_s / rates.network_bytes_per_s if len(cluster.nodes) > 1 else 1.0
+    slowdown = rates.node_bytes_per_s / rates.network_bytes_per_s if len(hdp.nodes) > 1 else 1.0
     fixed = rates.half_tokens * linear * (1 + rates.linear_backward)
     merged = 3 * w * model.layers * model.heads * model.head_dim / tp  # bytes per token: read twice, written once
     return Rates(
@@ -363,7 +364,7 @@ def _update_seconds(config: Config, rates: Calibration, ranks: int) -> float:
     return count * update_bytes(config.optimizer, config.dtype) / speed
 
 
-def _reduce_rate(rates: Calibration, cluster: Cluster) -> float:
+def _reduce_rate(rates: Calibration, hdp: Cluster) -> float:
     """Bytes/s of a reduction or a gather over all HDP ranks: the rate inside a node, at most that of a network card."""
-    one_node = len(cluster.nodes) == 1
+    one_node = len(hdp.nodes) == 1
     return rates.reduce_bytes_per_s if one_node else min(rates.reduce_bytes_per_s, rates.network_bytes_per_s)

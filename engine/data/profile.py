@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.config.schema import Config
 from engine.config.units import format_count
 from engine.data.scan import Documents
-from engine.planner.settings import PlanSettings
+from engine.job import Job
 from engine.units import Floats, Ints
 
 _K = 1024
@@ -67,8 +66,8 @@ def histogram(sizes: Ints, counts: Ints | Floats, fraction: float = 1.0) -> dict
     }
 
 
-def suggest(found: Documents, config: Config, settings: PlanSettings, largest: int) -> Suggestion:
-    """Suggest a capacity and a largest ring for the documents `found` on the ranks of `config`.
+def suggest(found: Documents, job: Job, largest: int) -> Suggestion:
+    """Suggest a capacity and a largest ring for the documents `found` on the ranks of `job`.
 
     A larger capacity splits fewer sequences over rings, which means less communication and larger kernels, but it needs
     more memory. It has no further benefit once 99 % of the sequences fit on one rank, and a rank's part of a step
@@ -80,6 +79,7 @@ def suggest(found: Documents, config: Config, settings: PlanSettings, largest: i
     The largest ring is the degree that the longest sequence, of s tokens, needs: at least s / C ranks to fit in memory,
     and at least cost(s) / (mean cost of a rank's part of a step) so that other ranks do not wait for it; at most P.
     """
+    config, settings = job.config, job.settings
     sizes, counts = _sequences(found.lengths, found.counts, config.context)
     ranks, costs = settings.ranks, settings.costs
     p99, per_rank = _quantile(sizes, counts, 0.99), -(-config.batch_tokens // ranks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from engine.cluster.cluster import Cluster
 from engine.cluster.gpus import driver_version, visible_gpus
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
@@ -12,6 +11,7 @@ from engine.config.units import counted
 from engine.doctor import software
 from engine.doctor.check import Check, failed, ok, skipped, warning
 from engine.doctor.libraries import Libraries
+from engine.job import Job
 from engine.launch.agents.environment import environment_problem
 from engine.launch.checks.launchable import gpu_problem
 
@@ -45,11 +45,11 @@ def deepspeed(libraries: Libraries) -> Check:
     return ok("deepspeed", f"{found}", found)
 
 
-def gpus(config: Config, cluster: Cluster, libraries: Libraries) -> Check:
-    """Check that the GPUs that the config needs are here, and that torch can use them."""
-    answer, count = libraries["gpus"], visible_gpus()
+def gpus(job: Job, libraries: Libraries) -> Check:
+    """Check that the GPUs that the job needs are here, and that torch can use them."""
+    config, answer, count = job.config, libraries["gpus"], visible_gpus()
     value = counted(count, "GPU") if count else "none"
-    if problem := gpu_problem(config, cluster):
+    if problem := gpu_problem(job):
         message = f"{problem.key}: {problem.message}" if problem.key else problem.message
         return failed("GPUs", message, problem.hint or "", value)
     if not count:
@@ -79,9 +79,9 @@ def driver() -> Check:
     return ok("CUDA driver", f"supports CUDA {found}", f"CUDA {found}")
 
 
-def nccl(config: Config, cluster: Cluster, libraries: Libraries) -> Check:
-    """Check that torch has NCCL, and that it keeps the order of kernels if the config needs it to."""
-    answer = libraries["nccl"]
+def nccl(job: Job, libraries: Libraries) -> Check:
+    """Check that torch has NCCL, and that it keeps the order of kernels if the job needs it to."""
+    config, answer = job.config, libraries["nccl"]
     if "error" in answer:
         return skipped("NCCL", "torch cannot be imported")
     found = answer["version"]
@@ -92,7 +92,7 @@ def nccl(config: Config, cluster: Cluster, libraries: Libraries) -> Check:
             "NCCL", "this PyTorch was built without it", f"install a PyTorch with CUDA: {_FOR_GPUS}", "missing"
         )
     text = ".".join(map(str, found))
-    if tuple(found) < _KEEPS_ORDER and config.zero.stage == 3 and cluster.ranks > 1:
+    if tuple(found) < _KEEPS_ORDER and config.zero.stage == 3 and job.cluster.ranks > 1:
         least = ".".join(map(str, _KEEPS_ORDER))
         message = f"{text} is older than {least}, so gathers of ZeRO-3 and rings may deadlock on a GPU"
         return failed("NCCL", message, "install a newer PyTorch, or set zero.stage=1", text)

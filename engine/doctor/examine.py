@@ -18,21 +18,22 @@ from engine.data.cache import cache_folder
 from engine.doctor import devices, hosts, libraries, limits, network, ranks, software, storage
 from engine.doctor.check import Check, Checks, skipped
 from engine.doctor.rank import PARTS
+from engine.job import Job
 from engine.launch.checks.launchable import check_launch
 from engine.launch.checks.ready import Need, allow_many_files
 
 SECTIONS = ("software", "devices", "storage", "system", "network", "hosts")
 
 
-def examine(config: Config, say: Callable[[str], None]) -> list[Check]:
-    """Check whether a run with this config can work; return the results, in the order of SECTIONS.
+def examine(job: Job, say: Callable[[str], None]) -> list[Check]:
+    """Check whether a run of this job can work; return the results, in the order of SECTIONS.
 
     What fails because of another failure is skipped. Logs of ranks that fail stay in a temporary folder, which their
     check names. `say` gets a line before the checks begin. Raises ConfigError for a hostfile that is malformed, or that
     no launch can use.
     """
-    cluster = Cluster.of(config.cluster)
-    check_launch(config, cluster, launcher=None)
+    config, cluster = job.config, job.cluster
+    check_launch(job, launcher=None)
     say("checking; this takes about 10 s")
     checks, logs = Checks(), Path(tempfile.mkdtemp(prefix="bytescale-doctor-"))
     kept = False
@@ -42,9 +43,7 @@ def examine(config: Config, say: Callable[[str], None]) -> list[Check]:
         # there can their launcher handle signals.
         with ThreadPoolExecutor(2) as background:
             asked = background.submit(libraries.ask, config)
-            looked = (
-                background.submit(hosts.look_at, config, cluster, logs / "hosts") if config.cluster.hostfile else None
-            )
+            looked = background.submit(hosts.look_at, job, logs / "hosts") if config.cluster.hostfile else None
             _network(checks, cluster, logs / "ranks")
             kept = any(check.name in PARTS and check.state == "failed" for check in checks.found)
 
@@ -54,9 +53,9 @@ def examine(config: Config, say: Callable[[str], None]) -> list[Check]:
             checks.add("software", "deepspeed", lambda: devices.deepspeed(asked.result()))
             checks.add("software", "packages", software.packages)
 
-            checks.add("devices", "GPUs", lambda: devices.gpus(config, cluster, asked.result()))
+            checks.add("devices", "GPUs", lambda: devices.gpus(job, asked.result()))
             checks.add("devices", "CUDA driver", devices.driver)
-            checks.add("devices", "NCCL", lambda: devices.nccl(config, cluster, asked.result()))
+            checks.add("devices", "NCCL", lambda: devices.nccl(job, asked.result()))
             checks.add("devices", "environment", devices.environment, config)
             checks.add("devices", "attention kernel", lambda: devices.kernel(asked.result()))
 

@@ -14,16 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
 from engine.config.devices import uses_gpus
-from engine.config.schema import Config
 from engine.control.link import Link
 from engine.control.protocol import Answer, Ask, Failed, ProtocolError
 from engine.doctor.check import Check, Checks, failed, ok, warning
 from engine.doctor.software import Software
 from engine.doctor.storage import PREFIX, nearest
 from engine.errors import PreflightError
+from engine.job import Job
 from engine.launch.agents.commands import node_commands
 from engine.launch.agents.environment import forwarded
 from engine.launch.agents.launchers import Starts
@@ -90,11 +89,12 @@ class _Ours:
     addresses: tuple[str, ...]  # of all hosts
 
 
-def look_at(config: Config, cluster: Cluster, logs: Path) -> list[Check]:
-    """Check all hosts, each through its own agent. `logs` is an empty folder for what ssh and agents print.
+def look_at(job: Job, logs: Path) -> list[Check]:
+    """Check all hosts of a job, each through its own agent. `logs` is an empty folder for what ssh and agents print.
 
     Names of checks begin with the place of the host in the hostfile, such as `host 2: clock`.
     """
+    config, cluster = job.config, job.cluster
     variables = forwarded(os.environ, cluster).variables
     ours = _Ours(
         Software.here(),
@@ -107,7 +107,7 @@ def look_at(config: Config, cluster: Cluster, logs: Path) -> list[Check]:
     folder.logs.mkdir(parents=True)
     with ExitStack() as stack, ThreadPoolExecutor(_AT_ONCE) as pool:
         stack.callback(launcher.stop)
-        launcher.start(node_commands(cluster, folder, None, config), folder)
+        launcher.start(node_commands(job, folder, None), folder)
         hosts = [_Host(cluster.nodes[number], number, launcher, link) for number, link in launcher.poll()]
         found = list(pool.map(partial(_checks, ours), hosts))
         # Others connect to the agent and the ranks of the first host, which firewalls between hosts may block.

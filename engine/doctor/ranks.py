@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.cluster.cluster import Cluster
 from engine.cluster.gpus import visible_gpus
 from engine.config.load import load, resolved_yaml
 from engine.doctor.check import Check, failed, ok, skipped
 from engine.doctor.rank import ELEMENTS, PARTS, result
 from engine.errors import BytescaleError
+from engine.job import Job
 from engine.launch.agents.commands import node_commands
 from engine.launch.agents.ranks import PreemptedError, run_ranks
 from engine.readers import read_object
@@ -37,7 +37,7 @@ def two_ranks(place: Path) -> list[Check]:
     folder.logs.mkdir()
     folder.resolved.write_text(resolved_yaml(config), encoding="utf-8")
     module = ("engine.doctor.rank", str(place))
-    commands = node_commands(Cluster.of(config.cluster), folder, None, config, module=module)
+    commands = node_commands(Job(config), folder, None, module=module)
     why = ""
     try:
         run_ranks(commands, folder, _limit(), lambda line: None)

@@ -12,20 +12,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine.cluster.available_memory import total_bytes
-from engine.cluster.cluster import Cluster
 from engine.cluster.hosts import is_loopback
-from engine.config.schema import Config
 from engine.config.units import counted, format_bytes
 from engine.doctor.check import Check
+from engine.job import Job
 
 # A path begins at the start of a word. Any that the config does not name is cut at its first space.
 _PATH = re.compile(r"(?<![\w.~/-])(?:~|\.{1,2})?/[^\s'\"`,;:()]+")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){3,}\b", re.IGNORECASE)
 
 
-def bug_report(checks: Sequence[Check], config: Config, cluster: Cluster) -> str:
+def bug_report(checks: Sequence[Check], job: Job) -> str:
     """Write what is worth knowing about this machine, in lines that can be pasted in public."""
-    memory = total_bytes()
+    config, cluster, memory = job.config, job.cluster, total_bytes()
     has = f"{counted(os.cpu_count() or 1, 'core')}, {format_bytes(memory) if memory else 'unknown'} of memory"
     nodes = f"{counted(len(cluster.nodes), 'node')} with {counted(cluster.ranks, 'rank')}"
     lines = [
@@ -36,7 +35,7 @@ def bug_report(checks: Sequence[Check], config: Config, cluster: Cluster) -> str
     for section in dict.fromkeys(check.section for check in checks if check.section != "hosts"):
         values = [f"{one.name} {one.value}" for one in checks if one.section == section and one.value]
         lines += [f"{section}: {'; '.join(values)}"] if values else []
-    hide = _Hidden(config, cluster)
+    hide = _Hidden(job)
     for state in ("failed", "warning"):
         for check in (one for one in checks if one.state == state):
             host = check.name.partition(": ")[0]  # messages about hosts begin with the host, too
@@ -52,7 +51,8 @@ def _public(name: str) -> str:
 class _Hidden:
     """Replaces names of users, hosts and places in a text."""
 
-    def __init__(self, config: Config, cluster: Cluster) -> None:
+    def __init__(self, job: Job) -> None:
+        config, cluster = job.config, job.cluster
         roles = {
             name: f"host {n}"
             for n, node in enumerate(cluster.nodes, start=1)

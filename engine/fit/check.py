@@ -4,33 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from engine.cluster.cluster import Cluster
 from engine.cluster.gpus import visible_gpus
 from engine.cluster.hosts import is_local
 from engine.config.devices import uses_gpus
-from engine.config.schema import Config
 from engine.errors import ConfigError, MemoryFitError
 from engine.fit.machine import on_this_machine
 from engine.fit.problem import fit_problem
 from engine.fit.suggestions import suggestions
+from engine.job import Job
 from engine.planner.checks import check_planner
-from engine.planner.settings import PlanSettings
 
 
-def fit_error(config: Config, fixed: Collection[str] = (), *, here: bool = True) -> MemoryFitError | None:
+def fit_error(job: Job, fixed: Collection[str] = (), *, here: bool = True) -> MemoryFitError | None:
     """The error for a config that does not fit, with suggestions that change no `fixed` key; None if it fits.
 
     With `here`, ranks that would run on this machine must also fit in its memory, if that is less than the config says.
     Raises ConfigError if the planner cannot be used.
     """
-    error = _error(config, fixed)
+    error = _error(job, fixed)
     if error is not None or not here:
         return error
-    cluster = Cluster.of(config.cluster)
-    ranks = max((node.devices for node in cluster.nodes if is_local(node.host)), default=0)
+    config = job.config
+    ranks = max((node.devices for node in job.cluster.nodes if is_local(node.host)), default=0)
     if uses_gpus(config) and visible_gpus() < ranks:
         return None  # the config describes another machine
-    limited, lines = on_this_machine(config, cluster)
+    limited, lines = on_this_machine(job)
     error = _error(limited, fixed) if lines else None
     if error is None:
         return None
@@ -39,7 +37,7 @@ def fit_error(config: Config, fixed: Collection[str] = (), *, here: bool = True)
     hint = problem.hint
     if config.cluster.hostfile is None and config.cluster.nodes == 1:
         # More ranks of this machine would take memory from these.
-        if fewer := fewer_ranks(config):
+        if fewer := fewer_ranks(job):
             hint = "; or ".join([f"use cluster.ranks_per_node={fewer}", *(way["set"] for way in found["ways"])])
         elif not uses_gpus(config) and not found["ways"]:
             hint = "use a smaller model, or a machine with more memory"
@@ -48,13 +46,14 @@ def fit_error(config: Config, fixed: Collection[str] = (), *, here: bool = True)
     return error
 
 
-def fewer_ranks(config: Config) -> int | None:
+def fewer_ranks(job: Job) -> int | None:
     """Return the largest number of ranks, below that of the config, that fit in this machine's memory; None if none."""
+    config = job.config
     unit = config.parallel.tp * config.parallel.pp * config.parallel.ep
 
     def fits(units: int) -> bool:
         cluster = config.cluster.model_copy(update={"ranks_per_node": units * unit})
-        limited, _ = on_this_machine(config.model_copy(update={"cluster": cluster}), Cluster.of(cluster))
+        limited, _ = on_this_machine(job.with_config(config.model_copy(update={"cluster": cluster})))
         try:
             return _error(limited, ()) is None
         except ConfigError:  # of the planner, for this number of ranks
@@ -71,21 +70,21 @@ def fewer_ranks(config: Config) -> int | None:
     return good * unit or None
 
 
-def check_fit(config: Config, fixed: Collection[str] = (), *, here: bool = True) -> None:
+def check_fit(job: Job, fixed: Collection[str] = (), *, here: bool = True) -> None:
     """Raise MemoryFitError (exit code 10) if the config does not fit; see `fit_error`."""
-    error = fit_error(config, fixed, here=here)
+    error = fit_error(job, fixed, here=here)
     if error is not None:
         raise error
 
 
-def _error(config: Config, fixed: Collection[str]) -> MemoryFitError | None:
-    """The error for a config that does not fit on the cluster that it describes."""
-    settings = PlanSettings.of(config)
+def _error(job: Job, fixed: Collection[str]) -> MemoryFitError | None:
+    """The error for a job that does not fit on the cluster that its config describes."""
+    settings = job.settings
     check_planner(settings)
-    problem = fit_problem(config, settings)
+    problem = fit_problem(job)
     if problem is None:
         return None
-    found = suggestions(config, settings, fixed)
+    found = suggestions(job, fixed)
     hints = [*map(str, found)] or [problem.hint or ""]
     if found and problem.key == "context":  # a shorter context is the simplest change
         hints.append(f"context={settings.ranks * settings.least_capacity}")

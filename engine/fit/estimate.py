@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.cluster.cluster import Cluster
-from engine.config.schema import Config
 from engine.cost.allowance import Allowance
 from engine.cost.states import states
 from engine.cost.table import letters
+from engine.job import Job
 from engine.planner.plan.loads import in_flight, micro_loads, peak_bytes
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.ratios import Load, least_offload
@@ -79,27 +78,28 @@ class Estimate:
         return self.items | {name: getattr(self, name) for name in _JSON} | load
 
 
-def estimate(config: Config, settings: PlanSettings, load: Load | None = None) -> Estimate:
+def estimate(job: Job, load: Load | None = None) -> Estimate:
     """Estimate a micro-batch: by default of as many tokens as the capacity, at the smallest ratio at which it fits."""
-    return _nearest(_of(config, settings, rank, load or _full(settings, rank)) for rank in _kinds(settings))
+    return _nearest(_of(job, rank, load or _full(job.settings, rank)) for rank in _kinds(job.settings))
 
 
-def estimate_fullest(config: Config, settings: PlanSettings) -> Estimate:
+def estimate_fullest(job: Job) -> Estimate:
     """Estimate the largest micro-batch that a plan may contain.
 
     With offload it may hold more than `capacity` tokens, if they belong to one sequence.
     """
-    return _nearest(_of(config, settings, rank, fullest(config, settings, rank)) for rank in _kinds(settings))
+    return _nearest(_of(job, rank, fullest(job, rank)) for rank in _kinds(job.settings))
 
 
-def estimate_at(config: Config, settings: PlanSettings, ratio: int) -> Estimate:
+def estimate_at(job: Job, ratio: int) -> Estimate:
     """Estimate a micro-batch of full capacity at exactly this offload ratio, in ppm, even if it does not fit."""
-    tokens = settings.capacities.tolist()
-    return _nearest(_of(config, settings, rank, Load(tokens[rank], tokens[rank], ratio)) for rank in _kinds(settings))
+    tokens = job.settings.capacities.tolist()
+    return _nearest(_of(job, rank, Load(tokens[rank], tokens[rank], ratio)) for rank in _kinds(job.settings))
 
 
-def estimate_plans(config: Config, settings: PlanSettings, plans: Iterable[StepPlan]) -> Estimate:
+def estimate_plans(job: Job, plans: Iterable[StepPlan]) -> Estimate:
     """Estimate the micro-batch of these plans (at least one) that is nearest to the memory limit of its rank."""
+    settings = job.settings
     costs, memory = settings.costs, settings.cluster.memory
     worst: dict[int, tuple[int, Load]] = {}  # by rank of `_kinds`: peak bytes, and the micro-batch that needs them
     for plan in plans:
@@ -114,28 +114,29 @@ def estimate_plans(config: Config, settings: PlanSettings, plans: Iterable[StepP
                 others = None if waiting is None else tuple(waiting[at].tolist())
                 load = Load(int(tokens[at]), int(buffers[at]), int(plan.offload[at]), bool(first[at]), others)
                 worst[rank] = max(worst.get(rank, (-1, load)), (int(peaks[at]), load), key=lambda found: found[0])
-    return _nearest(_of(config, settings, rank, load) for rank, (_, load) in worst.items())
+    return _nearest(_of(job, rank, load) for rank, (_, load) in worst.items())
 
 
-def copy_bytes(config: Config, settings: PlanSettings) -> int:
+def copy_bytes(job: Job) -> int:
     """Bytes of the files that rank 0 writes for a checkpoint: its partition, and below stage 3 all weights."""
-    values = letters(config, settings.ranks, stage=0)
-    weights = values["b"] * values["P"] if config.zero.stage < 3 else 0
+    values = letters(job.config, job.settings.ranks, stage=0)
+    weights = values["b"] * values["P"] if job.config.zero.stage < 3 else 0
     return int(weights + values["w"] * (values["S"] + values["m"]))
 
 
-def most_on_host(config: Config, settings: PlanSettings) -> Estimate:
-    """Estimate the micro-batch that puts most bytes of one rank on its host, in any plan of this config."""
-    found = (_of(config, settings, rank, fullest(config, settings, rank)) for rank in _kinds(settings))
+def most_on_host(job: Job) -> Estimate:
+    """Estimate the micro-batch that puts most bytes of one rank on its host, in any plan of this job."""
+    found = (_of(job, rank, fullest(job, rank)) for rank in _kinds(job.settings))
     return max(found, key=lambda one: one.host - one.checkpoint)
 
 
-def fullest(config: Config, settings: PlanSettings, rank: int = 0) -> Load:
+def fullest(job: Job, rank: int = 0) -> Load:
     """The largest micro-batch that a plan may give to rank `rank`."""
+    settings = job.settings
     if not settings.offload:
         return _full(settings, rank)
     capacity, device = int(settings.capacities[rank]), int(settings.cluster.memory[rank])
-    longest = max(capacity, config.context)  # a micro-batch beyond the capacity is one shard of one sequence
+    longest = max(capacity, settings.context)  # a micro-batch beyond the capacity is one shard of one sequence
     return least_offload(min(longest, settings.largest_shard(capacity, device)), capacity, device, settings)
 
 
@@ -156,8 +157,9 @@ def _kinds(settings: PlanSettings) -> list[int]:
     return first
 
 
-def _of(config: Config, settings: PlanSettings, rank: int, load: Load) -> Estimate:
+def _of(job: Job, rank: int, load: Load) -> Estimate:
     """Estimate the micro-batch `load` on rank `rank`."""
+    config, settings = job.config, job.settings
     tokens, buffers = np.int64(load.tokens), np.int64(load.buffers)
     each = settings.costs.stages
     waiting = [None] * len(each) if load.waiting is None else [[np.int64(others)] for others in load.waiting]
@@ -167,7 +169,8 @@ def _of(config: Config, settings: PlanSettings, rank: int, load: Load) -> Estima
     ]
     peak = max(peaks)
     stage = peaks.index(peak)
-    allowance, held, costs = Allowance.of(config), states(config, settings.ranks, stage), settings.costs.stages[stage]
+    allowance, held = Allowance.of(config, job.cluster), states(config, settings.ranks, stage)
+    costs = settings.costs.stages[stage]
     saved = costs.token_bytes * int(costs.resident(tokens, load.offload))
     # In a pipeline `token_bytes` counts all micro-batches in flight; rounded up, as in `Costs.fullest`.
     if load.waiting is not None:
@@ -189,11 +192,11 @@ def _of(config: Config, settings: PlanSettings, rank: int, load: Load) -> Estima
     fragmentation = allowance.fragmentation(sum(items.values()))
     host, host_total = costs.host_fixed_bytes, config.cluster.host_memory
     host += int(settings.costs.host_bytes(tokens, load.offload))  # of the stage that offloads the most
-    copy = copy_bytes(config, settings)
+    copy = copy_bytes(job)
     copy = copy if host + copy + allowance.free(host_total) <= host_total else 0
     total = config.cluster.device_memory
     if config.cluster.hostfile is not None:  # a node may state its own memory
-        total = int(Cluster.of(config.cluster, config.parallel).memory[rank])
+        total = int(job.cluster.hdp(config.parallel).memory[rank])
     return Estimate(
         load=load,
         items=items | {"other": allowance.context + fragmentation},

@@ -7,26 +7,24 @@ from collections.abc import Iterable
 from engine.cluster.available_memory import available_bytes
 from engine.cluster.cluster import Cluster
 from engine.cluster.hosts import is_local
-from engine.config.schema import Config
 from engine.config.units import counted, format_apart, format_bytes
-from engine.cost.model import Costs
 from engine.errors import Problem
 from engine.fit.estimate import copy_bytes, most_on_host
+from engine.job import Job
 from engine.planner.plan.loads import micro_tokens
 from engine.planner.plan.step_plan import StepPlan
-from engine.planner.settings import PlanSettings
 
 
-def host_problem(plans: Iterable[StepPlan], config: Config, cluster: Cluster) -> Problem | None:
+def host_problem(plans: Iterable[StepPlan], job: Job) -> Problem | None:
     """A problem if model states and the plans' offloaded activations need more memory than this host has available now.
 
     None if they do not, or if the available memory is unknown. Other hosts are not checked: a rank there that gets too
     little memory stops before its first step.
     """
+    config, costs, cluster = job.config, job.costs, job.cluster
     ranks, available = _ranks_here(cluster), available_bytes()
     if available is None or not ranks:
         return None
-    costs = Costs.of(config)
     a_rank = costs.host_fixed_bytes
     a_rank += max((int(costs.host_bytes(micro_tokens(plan), plan.offload).max()) for plan in plans), default=0)
     if a_rank * ranks <= available:
@@ -47,9 +45,9 @@ def host_problem(plans: Iterable[StepPlan], config: Config, cluster: Cluster) ->
     return Problem(message, keys[0], f"{hint}--hostfile FILE")
 
 
-def tight(config: Config, cluster: Cluster) -> str | None:
+def tight(job: Job) -> str | None:
     """A warning if some step may need more memory on this host than is available now; else None."""
-    found, ranks, available = most_on_host(config, PlanSettings.of(config)), _ranks_here(cluster), available_bytes()
+    found, ranks, available = most_on_host(job), _ranks_here(job.cluster), available_bytes()
     if available is None or not ranks:
         return None
     most = found.host if found.checkpoint <= copy_limit(available, ranks) else found.host - found.checkpoint
@@ -61,11 +59,11 @@ def tight(config: Config, cluster: Cluster) -> str | None:
     )
 
 
-def waits_for_checkpoints(config: Config, cluster: Cluster) -> str | None:
+def waits_for_checkpoints(job: Job) -> str | None:
     """A line if the host has too little memory for copies of the states, so that training waits for checkpoints."""
-    settings, ranks, available = PlanSettings.of(config), _ranks_here(cluster), available_bytes()
-    copy, host = copy_bytes(config, settings), config.cluster.host_memory
-    if not most_on_host(config, settings).checkpoint:
+    ranks, available = _ranks_here(job.cluster), available_bytes()
+    copy, host = copy_bytes(job), job.config.cluster.host_memory
+    if not most_on_host(job).checkpoint:
         short = f"cluster.host_memory={format_bytes(host)} has no room for"
     elif available is not None and ranks and copy > copy_limit(available, ranks):
         short = f"of the {format_bytes(available)} that this machine has left, half is too little for"

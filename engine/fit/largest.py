@@ -10,6 +10,7 @@ from engine.config.mesh_checks import MOST_RANKS, unit_nodes
 from engine.config.schema import Config
 from engine.cost.allowance import Allowance
 from engine.cost.budget import fits, largest, most_tokens
+from engine.job import Job
 from engine.planner.settings import PlanSettings
 from engine.units import PPM
 
@@ -41,11 +42,12 @@ def longest_context(settings: PlanSettings, ratio: int = 0) -> int:
     return min(_MOST_TOKENS, full.ranks * full.least_capacity)
 
 
-def least_ranks(config: Config, settings: PlanSettings) -> int | None:
+def least_ranks(job: Job) -> int | None:
     """Fewest HDP ranks on whose ring the context fits, at their largest capacity; None if no number is enough.
 
     Up to one node, any number of ranks is possible; beyond it, only whole nodes.
     """
+    config = job.config
     node, group = config.cluster.ranks_per_node, config.parallel.tp * config.parallel.pp
     inside, unit = node // group, math.lcm(node, group) // group  # inside is 0 if a rank spans several nodes
 
@@ -54,7 +56,7 @@ def least_ranks(config: Config, settings: PlanSettings) -> int | None:
         return index if index <= inside else unit * (inside // unit + index - inside)
 
     def enough(index: int) -> bool:
-        return longest_context(among(config, settings, counts(index)), named_ratio(config)) >= config.context
+        return longest_context(among(job, counts(index)), named_ratio(config)) >= config.context
 
     planned = min(MOST_RANKS, _MOST_NODES * node // group)
     most = bisect_right(range(planned + 1), planned, key=counts) - 1
@@ -62,21 +64,23 @@ def least_ranks(config: Config, settings: PlanSettings) -> int | None:
     return counts(short + 1) if short < most else None
 
 
-def of_ranks(config: Config, settings: PlanSettings, ranks: int) -> dict[str, int]:
+def of_ranks(job: Job, ranks: int) -> dict[str, int]:
     """Config keys and values for a cluster of `ranks` HDP ranks (from `least_ranks`) with their largest capacity."""
+    config = job.config
     node, devices = config.cluster.ranks_per_node, ranks * config.parallel.tp * config.parallel.pp
     whole = {"cluster.nodes": -(-devices // node)} | ({"cluster.ranks_per_node": devices} if devices < node else {})
-    return whole | {"capacity": largest_capacity(among(config, settings, ranks), named_ratio(config))}
+    return whole | {"capacity": largest_capacity(among(job, ranks), named_ratio(config))}
 
 
-def least_nodes(config: Config, settings: PlanSettings) -> int | None:
+def least_nodes(job: Job) -> int | None:
     """Fewest nodes on which the capacity of the config fits; None if no number is enough."""
+    config = job.config
     group = config.parallel.tp * config.parallel.pp
     unit = unit_nodes(config)
     ranks = unit * config.cluster.ranks_per_node // group
 
     def enough(index: int) -> bool:
-        more = among(config, settings, index * ranks)
+        more = among(job, index * ranks)
         return fits(more.costs, config.capacity, more.budget(more.device_memory))
 
     most = _MOST_NODES // unit
@@ -84,11 +88,12 @@ def least_nodes(config: Config, settings: PlanSettings) -> int | None:
     return unit * (short + 1) if short < most else None
 
 
-def among(config: Config, settings: PlanSettings, ranks: int) -> PlanSettings:
+def among(job: Job, ranks: int) -> PlanSettings:
     """The settings for a cluster of `ranks` ranks of the usual memory: for memory estimates only, not for planning."""
+    config, settings = job.config, job.settings
     devices = ranks * config.parallel.tp * config.parallel.pp
     costs = settings.costs.among(config, ranks)
-    allowance, host = Allowance.of(config, devices), config.cluster.host_memory
+    allowance, host = Allowance.of(config, job.cluster, devices), config.cluster.host_memory
     usable = allowance.usable(config.cluster.device_memory)
     nodes = (replace(settings.cluster.nodes[0], devices=ranks, memory=None),)
     cluster = replace(settings.cluster, nodes=nodes, device_memory=usable)

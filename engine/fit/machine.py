@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from engine.cluster.available_memory import total_bytes
-from engine.cluster.cluster import Cluster
 from engine.cluster.gpus import least_gpu_memory
 from engine.cluster.hosts import is_local
 from engine.config.devices import uses_gpus
-from engine.config.schema import Config
 from engine.config.units import counted, format_apart
+from engine.job import Job
 
 # Of the host's memory, what ranks may use; the rest is for the system, page caches and the ranks' own processes. The
 # same share as in recipes/cluster. Total memory and not what is available now: plans must not differ between restarts.
 _SHARE = 3, 4
 
 
-def on_this_machine(config: Config, cluster: Cluster) -> tuple[Config, list[str]]:
-    """Return the config with at most the memory of this machine, and a line for each value that had to be lowered.
+def on_this_machine(job: Job) -> tuple[Job, list[str]]:
+    """Return the job with at most the memory of this machine, and a line for each value that had to be lowered.
 
     A rank gets an equal part of three quarters of the host's memory, and the memory of the smallest GPU. Ranks of
     `cluster=local` are processes: their own memory and that for offload together are this part. Memory that cannot be
-    read limits nothing, and a config whose ranks all run on other hosts stays as it is. A hostfile's `memory=` is
+    read limits nothing, and a job whose ranks all run on other hosts stays as it is. A hostfile's `memory=` is
     checked by `gpu_problem`.
     """
-    ranks = sum(node.devices for node in cluster.nodes if is_local(node.host))
+    config = job.config
+    ranks = sum(node.devices for node in job.cluster.nodes if is_local(node.host))
     host = total_bytes()
     if not ranks:
-        return config, []
+        return job, []
     share = None if host is None else host * _SHARE[0] // _SHARE[1] // ranks
     of_host = f"each rank's share of three quarters of this machine's memory ({counted(ranks, 'rank')})"
     of_gpu = "the memory of this machine's smallest GPU"
@@ -44,4 +44,7 @@ def on_this_machine(config: Config, cluster: Cluster) -> tuple[Config, list[str]
             has, recipe = format_apart(limit, asked)
             lines.append(f"cluster.{key}: planning with {has}, {what}, instead of {recipe}")
             lower[key] = limit
-    return config.model_copy(update={"cluster": config.cluster.model_copy(update=lower)}), lines
+    if not lower:
+        return job, []
+    limited = config.model_copy(update={"cluster": config.cluster.model_copy(update=lower)})
+    return job.with_config(limited), lines

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.config.schema import Config
 from engine.config.units import format_apart, format_bytes, format_count
 from engine.errors import MemoryFitError, Problem
 from engine.fit.estimate import estimate
 from engine.fit.largest import named_ratio
+from engine.job import Job
 from engine.planner.checks import NODE_HOLDS_NOTHING, check_longest
-from engine.planner.settings import PlanSettings
 
 
-def fit_problem(config: Config, settings: PlanSettings) -> Problem | None:
-    """The first reason why a config does not fit, with a hint; None if it fits.
+def fit_problem(job: Job) -> Problem | None:
+    """The first reason why a job does not fit, with a hint; None if it fits.
 
-    A config that fits can be planned whatever the lengths of its sequences, up to its context.
+    A job that fits can be planned whatever the lengths of its sequences, up to its context.
     """
-    found = estimate(config, settings)
+    config, settings, found = job.config, job.settings, estimate(job)
     if not found.fits:
         places = {
             "device": (found.peak, found.device_total - found.headroom),

@@ -20,7 +20,7 @@ from engine.cost.times import pairs
 from engine.fit.estimate import Estimate, estimate, estimate_at
 from engine.fit.largest import largest_capacity, least_nodes, least_ranks, named_ratio, of_ranks
 from engine.fit.problem import fit_problem
-from engine.planner.settings import PlanSettings
+from engine.job import Job
 from engine.units import NS, PPM
 
 _SHOWN = 3  # most suggestions
@@ -58,69 +58,71 @@ def as_overrides(changes: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
-def suggestions(config: Config, settings: PlanSettings, fixed: Collection[str] = ()) -> list[Suggestion]:
+def suggestions(job: Job, fixed: Collection[str] = ()) -> list[Suggestion]:
     """Up to three suggestions, the cheapest first, that change no `fixed` key.
 
     A suggestion whose changes include all those of another is left out.
     """
-    found = list(_combinations(config, settings.ranks, fixed))
+    config, settings = job.config, job.settings
+    found = list(_combinations(job, fixed))
     keys = [set(one.changes.items()) for one in found]
     least = [one for one, own in zip(found, keys, strict=True) if not any(other < own for other in keys)]
     least.sort(key=lambda one: one.step_s)
     if "cluster.nodes" in fixed or config.cluster.hostfile:
         return least[:_SHOWN]
-    nodes, ranks = least_nodes(config, settings), least_ranks(config, settings)
+    nodes, ranks = least_nodes(job), least_ranks(job)
     more: list[dict[str, Any]] = [{"cluster.nodes": nodes}] if nodes else []
     if config.context > settings.ranks * settings.least_capacity:
         needed, unit = -(-config.context // config.capacity), unit_nodes(config)
         devices = needed * config.parallel.tp * config.parallel.pp
         more.append({"cluster.nodes": unit * -(-devices // (unit * config.cluster.ranks_per_node))})
     if ranks and ranks > settings.ranks:  # for contexts that also need a larger capacity
-        more.append(of_ranks(config, settings, ranks))
+        more.append(of_ranks(job, ranks))
     for changes in more:
-        changed = _changed(config, changes)
-        if changed is not None and fit_problem(*changed) is None:
-            least.append(_suggestion(changes, *changed))
+        changed = _changed(job, changes)
+        if changed is not None and fit_problem(changed) is None:
+            least.append(_suggestion(changes, changed))
             break  # one suggestion of more nodes is enough
     return least[:_SHOWN]
 
 
-def table(config: Config) -> list[dict[str, Any]]:
+def table(job: Job) -> list[dict[str, Any]]:
     """Estimates of a full micro-batch, as JSON, for each valid mix of ZeRO stage, offload ratio and recompute mode."""
     rows = []
     for values in product(*TABLE.values()):
         changes: dict[str, Any] = dict(zip(TABLE, values, strict=True))
-        if (changed := _changed(config, changes)) is not None:
-            found = estimate_at(*changed, round(PPM * changes["offload.ratio"]))
+        if (changed := _changed(job, changes)) is not None:
+            found = estimate_at(changed, round(PPM * changes["offload.ratio"]))
             rows.append(changes | found.as_json())
     return rows
 
 
-def _combinations(config: Config, ranks: int, fixed: Collection[str]) -> Iterator[Suggestion]:
+def _combinations(job: Job, fixed: Collection[str]) -> Iterator[Suggestion]:
     """Yield each combination of `_CHOICES` that fits and changes no `fixed` key.
 
     It may change the capacity: to a larger one if the context needs it, or a smaller one if the config's does not fit.
     """
-    needed = -(-config.context // ranks)
+    config = job.config
+    needed = -(-config.context // job.settings.ranks)
     larger = {"capacity": needed} if needed > config.capacity else {}
     others = {key: [value for value in values if value != attrgetter(key)(config)] for key, values in _CHOICES.items()}
     for values in product(*((None, *(others[key] if key not in fixed else ())) for key in others)):
         changes = {key: value for key, value in zip(others, values, strict=True) if value is not None} | larger
-        if (changed := _changed(config, changes)) is None:
+        if (changed := _changed(job, changes)) is None:
             continue
-        if not estimate(*changed).fits:
-            capacity = largest_capacity(changed[1], named_ratio(changed[0]))
+        if not estimate(changed).fits:
+            capacity = largest_capacity(changed.settings, named_ratio(changed.config))
             capacity -= capacity % _ROUND if capacity > _ROUND else 0
             changes |= {"capacity": capacity}
-            changed = _changed(config, changes) if 0 < capacity < config.capacity else None
-        if changes and changed is not None and fit_problem(*changed) is None:
-            yield _suggestion(changes, *changed)
+            changed = _changed(job, changes) if 0 < capacity < config.capacity else None
+        if changes and changed is not None and fit_problem(changed) is None:
+            yield _suggestion(changes, changed)
 
 
-def _changed(config: Config, changes: dict[str, Any]) -> tuple[Config, PlanSettings] | None:
-    """The config with other values, and its settings; None if the values break a rule of the config."""
-    config = with_values(config, changes)
-    return None if check(config) else (config, PlanSettings.of(config))
+def _changed(job: Job, changes: dict[str, Any]) -> Job | None:
+    """The job with other values; None if the values break a rule of the config."""
+    config = with_values(job.config, changes)
+    return None if check(config) else job.with_config(config)
 
 
 def with_values(config: Config, changes: Mapping[str, Any]) -> Config:
@@ -132,10 +134,10 @@ def with_values(config: Config, changes: Mapping[str, Any]) -> Config:
     return config
 
 
-def _suggestion(changes: dict[str, Any], config: Config, settings: PlanSettings) -> Suggestion:
-    """The suggestion `changes`, where `config` and `settings` already have the new values."""
-    costs, found = settings.costs, estimate(config, settings)
-    rates, load, tokens = costs.rates, found.load, config.batch_tokens / settings.ranks
+def _suggestion(changes: dict[str, Any], job: Job) -> Suggestion:
+    """The suggestion `changes`, where `job` already has the new values."""
+    config, costs, found = job.config, job.costs, estimate(job)
+    rates, load, tokens = costs.rates, found.load, config.batch_tokens / job.settings.ranks
     keys = pairs(rates, float(config.context)) / config.context
     forward, backward = rates.token_f + rates.pair_f * keys, rates.token_b + rates.pair_b * keys
     backward += rates.recompute_factor * rates.pair_f * keys

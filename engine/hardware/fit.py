@@ -25,7 +25,6 @@ from itertools import combinations
 
 import numpy as np
 
-from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.cost import flops
 from engine.cost.calibration import Calibration, alike
@@ -37,6 +36,7 @@ from engine.cost.times import hide, pairs, together, unsplit
 from engine.errors import PreflightError
 from engine.hardware.measured import Case, Measured, Network, Timing
 from engine.hardware.prepare import with_layers
+from engine.job import Job
 from engine.units import NS, Floats
 
 _NEWTON_STEPS = 6
@@ -62,8 +62,8 @@ class Point:
 
 def predict(case: Case, calibration: Calibration, config: Config) -> float:
     """Predict the seconds of a case with the cost model of planner and simulator. Rings span all ranks."""
-    cluster = Cluster.of(config.cluster)
-    rates = rates_of(with_layers(config, case.layers), calibration, cluster)
+    cluster = Job(config).cluster  # ranks that measure are devices
+    rates = rates_of(with_layers(config, case.layers), calibration, cluster, cluster)
     alone = sum(unsplit(rates, float(length)) for length in case.unsplit)
     causal = float(sum(pairs(rates, float(length)) for length in case.ring))
     rings = together(rates, float(sum(case.ring)), causal, len(case.ring), cluster.ranks, 1.0) if case.ring else 0.0
@@ -217,7 +217,7 @@ def fit_gather(whole: Timing, sharded: Timing, known: Calibration, config: Confi
 def sharded_s(whole: Timing, calibration: Calibration, config: Config) -> float:
     """Predict the seconds of a micro-batch with ZeRO-3 from its time `whole` with ZeRO-1, as a lockstep slot."""
     zero = config.zero.model_copy(update={"stage": 3})
-    costs = Costs.of(config.model_copy(update={"zero": zero}), calibration)
+    costs = Costs.of(config.model_copy(update={"zero": zero}), Job(config).cluster, calibration)
     passes = zip((whole.forward_s, whole.backward_s), costs.gathers, strict=True)
     return sum(hide(costs.rates, NS * seconds, gather) for seconds, gather in passes) / NS + costs.slot / NS
 

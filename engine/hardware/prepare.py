@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.cost.allowance import Allowance
 from engine.cost.calibration import NEVER_S
 from engine.cost.datasheets import nominal
-from engine.cost.model import Costs
+from engine.cost.sizes import parameters
 from engine.data.overview import Corpora
 from engine.data.steps import Cursor
 from engine.errors import MemoryFitError
 from engine.fit.machine import on_this_machine
+from engine.job import Job
 from engine.launch.checks.launchable import check_launch
 from engine.launch.prepare import write_facts
 from engine.run.folder import RunFolder
@@ -55,12 +55,13 @@ def measuring(config: Config, ranks: int, folder: Path) -> Config:
     top = {"recompute": "none", "mlp_tile": 0, "context": _LEAST, "capacity": _LEAST, "batch_tokens": _STEP}
     parts = {name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
     ours = config.model_copy(update=parts | top)
-    check_launch(ours, Cluster.of(ours.cluster), launcher=None)
-    ours, _ = on_this_machine(ours, Cluster.of(ours.cluster))
-    for layers in range(min(ours.model.layers, _LAYERS), 0, -1):
-        cut = with_layers(ours, layers)
-        if Costs.of(cut).most_tokens(usable(ours)) >= _LEAST:
-            return cut
+    whole = Job(ours)
+    check_launch(whole, launcher=None)
+    whole, _ = on_this_machine(whole)
+    for layers in range(min(whole.config.model.layers, _LAYERS), 0, -1):
+        cut = whole.with_config(with_layers(whole.config, layers))
+        if most_tokens(cut) >= _LEAST:
+            return cut.config
     message = f"not even one layer of model={config.model.name} fits on the device"
     raise MemoryFitError(message, key="cluster.device_memory", hint="measure with a smaller model")
 
@@ -72,14 +73,15 @@ def with_layers(config: Config, layers: int) -> Config:
 
 def longest(config: Config, device: str, kernel: str) -> int:
     """Return the length of the longest sequence to measure with an attention kernel, in tokens: a power of two."""
-    fits = Costs.of(config).most_tokens(usable(config))
+    fits = most_tokens(Job(config))
     most = LONGEST_REFERENCE if kernel == "reference" else LONGEST[device]
     return min(most, 1 << (fits.bit_length() - 1))
 
 
-def usable(config: Config) -> int:
-    """Return the bytes of a device that are available for tensors."""
-    return Allowance.of(config).usable(config.cluster.device_memory)
+def most_tokens(job: Job) -> int:
+    """Return the most tokens of a micro-batch that fit on a device; 0 if none do."""
+    allowance = Allowance.of(job.config, job.cluster)
+    return job.costs.most_tokens(allowance.usable(job.config.cluster.device_memory))
 
 
 def write_folder(config: Config, folder: RunFolder) -> None:
@@ -99,4 +101,4 @@ def write_folder(config: Config, folder: RunFolder) -> None:
     config = config.model_copy(update={"cluster": cluster})
     corpora = Corpora(config)
     corpora.pack_first(Cursor(), lambda line: None)
-    write_facts(folder, config, corpora, Costs.of(config).parameters)
+    write_facts(folder, config, corpora, parameters(config.model))

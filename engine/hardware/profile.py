@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.cluster.cluster import Cluster
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.config.units import counted
@@ -20,6 +19,7 @@ from engine.folders import temporary
 from engine.hardware.fit import Point, calibrate, points, split_launch_bound
 from engine.hardware.measured import NETWORK, RESULT, Case, Measured, Timing, read, read_network
 from engine.hardware.prepare import measuring, write_folder
+from engine.job import Job
 from engine.launch.agents.commands import node_commands
 from engine.launch.agents.environment import environment_problem
 from engine.launch.agents.ranks import PreemptedError, RankError, run_ranks
@@ -68,7 +68,8 @@ def profile(config: Config, gpus: int, say: Say, seconds: float = SECONDS) -> Pr
     Raises ConfigError or MemoryFitError for a recipe that cannot run here, PreflightError if the timings give no
     calibration, and RankError if a rank fails.
     """
-    check_cluster(config, gpus)
+    job = Job(config)
+    check_cluster(job, gpus)
     ranks = min(gpus, 2) or 2
     # Hosts share this folder, not that of temporary files.
     with _folder(Path.cwd() if config.cluster.hostfile else None) as folder:
@@ -77,15 +78,15 @@ def profile(config: Config, gpus: int, say: Say, seconds: float = SECONDS) -> Pr
         # Each rank has as many threads as in training, where `ranks_per_node` ranks share the cores.
         own_cores = max((os.cpu_count() or 1) // config.cluster.ranks_per_node, 1)
         threads = os.environ.get("OMP_NUM_THREADS") or str(own_cores)
-        nodes, network = Cluster.of(config.cluster), None
-        if config.cluster.hostfile is not None and len(nodes.nodes) > 1:  # first, because it fails sooner
-            two = replace(nodes, nodes=nodes.nodes[:2])
-            say(f"measuring messages between {two.nodes[0].host} and {two.nodes[1].host}")
-            _run(two, ours, folder, ("network", str(folder.root), str(two.nodes[0].devices)), threads)
+        nodes, network = job.cluster.nodes, None
+        if config.cluster.hostfile is not None and len(nodes) > 1:  # first, because it fails sooner
+            say(f"measuring messages between {nodes[0].host} and {nodes[1].host}")
+            arguments = "network", str(folder.root), str(nodes[0].devices)
+            _run(Job(ours, nodes[:2]), folder, arguments, threads)
             network = read_network(folder.root / NETWORK)
         layers, on = counted(ours.model.layers, "layer"), counted(ranks, "GPU rank" if gpus else "CPU rank")
         say(f"measuring model={ours.model.name} with {layers} on {on}")
-        _run(Cluster.of(ours.cluster), ours, folder, ("machine", str(folder.root), str(seconds)), threads)
+        _run(Job(ours), folder, ("machine", str(folder.root), str(seconds)), threads)
         measured = replace(read(folder.root / RESULT), network=network)
     launch_bound: tuple[tuple[Case, Timing], ...] = ()
     # The reference kernel launches kernels for each sequence, so the shortest micro-batch is no measure of launches.
@@ -95,14 +96,14 @@ def profile(config: Config, gpus: int, say: Say, seconds: float = SECONDS) -> Pr
     return Profile(calibration, measured, ours, points(measured, calibration, ours), launch_bound)
 
 
-def _run(cluster: Cluster, config: Config, folder: RunFolder, arguments: tuple[str, ...], threads: str) -> None:
-    """Run `python -m engine.hardware` with these arguments on all ranks of a cluster.
+def _run(job: Job, folder: RunFolder, arguments: tuple[str, ...], threads: str) -> None:
+    """Run `python -m engine.hardware` with these arguments on all ranks of a job.
 
     Raises RankError if one fails, and KeyboardInterrupt if the user stopped them.
     """
-    commands = node_commands(cluster, folder, None, config, module=("engine.hardware", *arguments))
-    jobs = [replace(one.job, environment={**one.job.environment, "OMP_NUM_THREADS": threads}) for one in commands]
-    commands = [replace(command, job=job) for command, job in zip(commands, jobs, strict=True)]
+    commands = node_commands(job, folder, None, module=("engine.hardware", *arguments))
+    works = [replace(one.work, environment={**one.work.environment, "OMP_NUM_THREADS": threads}) for one in commands]
+    commands = [replace(command, work=work) for command, work in zip(commands, works, strict=True)]
     try:
         run_ranks(commands, folder, lambda: None, lambda text: None)
     except PreemptedError:
@@ -116,16 +117,16 @@ def _folder(parent: Path | None) -> Iterator[RunFolder]:
         yield RunFolder(root)
 
 
-def check_cluster(config: Config, gpus: int) -> None:
-    """Raise PreflightError if this machine or environment cannot train as `config` says.
+def check_cluster(job: Job, gpus: int) -> None:
+    """Raise PreflightError if this machine or environment cannot train as the job's config says.
 
     Without a GPU, CPUs would be measured instead. Fewer GPUs than the config has are enough, except with a hostfile.
     """
-    of_gpus = None
+    config, of_gpus = job.config, None
     if uses_gpus(config) and gpus == 0:
         of_gpus = no_gpus(config)
     elif config.cluster.hostfile:
-        of_gpus = gpu_problem(config, Cluster.of(config.cluster))
+        of_gpus = gpu_problem(job)
     elif uses_gpus(config):
         of_gpus = pytorch_problem(config)
     problems = [problem for problem in (environment_problem(config, os.environ), of_gpus) if problem is not None]

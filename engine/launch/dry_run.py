@@ -9,7 +9,6 @@ from engine.errors import Problem
 from engine.launch.launch import Launch
 from engine.launch.prepare import Start
 from engine.planner.plan.loads import micro_tokens
-from engine.planner.settings import PlanSettings
 from engine.report.words import source
 from engine.simulator.hollow import empty_capacity, low_balance, small_corpus
 from engine.simulator.timeline import balance
@@ -26,8 +25,8 @@ def dry_run_of(launch: Launch, start: Start, refused: list[Problem]) -> dict[str
     starts for each of its ranks. `forwarded` names the variables that ranks on other hosts get from this environment,
     `withheld` those that look like secrets and stay here, `not_forwarded` others of libraries that stay here.
     """
-    config, cluster, users = launch.config, launch.cluster, launch.forwarded()
-    settings, known = PlanSettings.of(config), start.corpora.overview
+    config, cluster, users = launch.job.config, launch.job.cluster, launch.forwarded()
+    settings, known = launch.job.settings, start.corpora.overview
     commands = launch.commands(start.checkpoint, _COMMANDS) if start.plans else []
     balances = [balance(plan, settings) for plan in start.plans]
     warnings = small_corpus(config, start.corpora.tokens)
@@ -68,7 +67,7 @@ def dry_run_of(launch: Launch, start: Start, refused: list[Problem]) -> dict[str
         "not_forwarded": users.left,
         "nodes": len(cluster.nodes),
         "commands": [str(command) for command in commands],
-        "program": shlex.join(commands[0].job.ranks[0][1]) if commands else None,
+        "program": shlex.join(commands[0].work.ranks[0][1]) if commands else None,
         "warnings": [warning._asdict() for warning in warnings],
         "refused": [{"key": problem.key, "message": problem.message, "hint": problem.hint} for problem in refused],
     }

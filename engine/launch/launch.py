@@ -1,4 +1,4 @@
-"""What a launch is made of: the config, its nodes and run folder, who listens, and who has started the processes."""
+"""What a launch is made of: the job, its run folder, who listens, and who has started the processes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from engine.cluster.cluster import Cluster
-from engine.config.schema import Config
+from engine.job import Job
 from engine.launch.agents.commands import NodeCommand, node_commands
 from engine.launch.agents.environment import Forwarded, forwarded
 from engine.launch.say import Say
@@ -18,27 +17,22 @@ from engine.run.folder import RunFolder
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch, from its checks to the end of the run: all starts of its ranks have the same config and nodes."""
+    """A launch, from its checks to the end of the run: all starts of its ranks have the same job."""
 
-    config: Config
+    job: Job
     say: Say
     joins: Joins | None = None  # if a scheduler has started the processes of the other nodes
 
     @cached_property
-    def cluster(self) -> Cluster:
-        """The nodes of the config. Raises ConfigError for a hostfile that cannot be used."""
-        return self.joins.cluster(self.config.cluster) if self.joins else Cluster.of(self.config.cluster)
-
-    @cached_property
     def folder(self) -> RunFolder:
         """The run folder."""
-        return RunFolder(Path(self.config.run.out))
+        return RunFolder(Path(self.job.config.run.out))
 
     def commands(self, checkpoint: Path | None, limit: int | None = None) -> list[NodeCommand]:
         """Build the commands that start the agents of all nodes, or of the first `limit`, from a checkpoint."""
         joined_at = self.joins.address if self.joins else None
-        return node_commands(self.cluster, self.folder, checkpoint, self.config, limit, joined_at=joined_at)
+        return node_commands(self.job, self.folder, checkpoint, limit, joined_at=joined_at)
 
     def forwarded(self) -> Forwarded:
         """Choose the variables that ranks on other hosts get from this environment. Nodes that join have their own."""
-        return Forwarded({}, [], []) if self.joins else forwarded(os.environ, self.cluster)
+        return Forwarded({}, [], []) if self.joins else forwarded(os.environ, self.job.cluster)

@@ -29,7 +29,7 @@ _EXHAUSTED = {"repeat": "repeat them", "drop": "drop the source", "stop": "stop 
 
 def facts(launch: Launch, corpora: Corpora, parameters: int) -> Iterator[str | None]:
     """Yield lines that describe the model, the ranks and the documents, and settings that may be mistakes."""
-    config, ranks = launch.config, counted(launch.cluster.ranks, "rank")
+    config, ranks = launch.job.config, counted(launch.job.cluster.ranks, "rank")
     yield f"recipe {config.recipe}: {parameters:,} parameters, {ranks}, {counted(config.run.steps, 'step')}"
     yield toys(config, "model", "documents")
     known = corpora.overview
@@ -61,7 +61,7 @@ def outcome(launch: Launch, start: Start) -> dict[str, Any]:
 
     `start` is the last start of the ranks.
     """
-    config, folder, say = launch.config, launch.folder, launch.say
+    config, folder, say = launch.job.config, launch.folder, launch.say
     lines = metrics.read_metrics(folder.metrics)
     # A crash may have lost the line of the last step. Then do not report an older step's loss as the result.
     last = lines[-1] if lines and lines[-1]["step"] >= start.step else {"step": start.step, "loss": None}

@@ -28,7 +28,6 @@ from engine.launch.launch import Launch
 from engine.launch.say import Say
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
-from engine.planner.settings import PlanSettings
 from engine.readers import read_object
 from engine.run import checkpoints, metrics, saved
 from engine.run.checkpoints import TrainState, newest_first
@@ -76,7 +75,7 @@ def plan_start(launch: Launch, resume: str, steps: int, hashes: bool) -> Start:
     BytescaleError if the checkpoint, weights or documents do not match the config. Writes only to `data.cache`: an
     error leaves the run folder as it was.
     """
-    config, folder, say, ranks = launch.config, launch.folder, launch.say, launch.cluster.ranks
+    config, folder, say, ranks = launch.job.config, launch.folder, launch.say, launch.job.cluster.ranks
     if resume == "never":
         checkpoint = None
     else:
@@ -106,7 +105,6 @@ def plan_start(launch: Launch, resume: str, steps: int, hashes: bool) -> Start:
         for line in check_weights(Path(config.run.weights), config):
             say(line)
         check_tokenizer(Path(config.run.weights), config.data)
-    settings = PlanSettings.of(config)
     corpora, cursor = Corpora(config), Cursor()
     check_ids(corpora.sources, config.model.vocab)
     if state is not None:
@@ -127,7 +125,7 @@ def plan_start(launch: Launch, resume: str, steps: int, hashes: bool) -> Start:
     plans = list[StepPlan]()
     while len(plans) < min(steps, config.run.steps - done) and (found := corpora.steps.next(cursor)) is not None:
         table, cursor = found
-        plans.append(plan_step(table.length, settings))
+        plans.append(plan_step(table.length, launch.job.settings))
     return Start(checkpoint, state, corpora, tuple(plans))
 
 
@@ -139,7 +137,7 @@ def fetched(launch: Launch, remote: Remote | None, resume: str, dry_run: bool) -
     PreflightError if the URL cannot be read, unless the run folder has a checkpoint; ConfigError for another run if
     `remote` has checkpoints, because it would mix its own with them.
     """
-    config, folder, say = launch.config, launch.folder, launch.say
+    config, folder, say = launch.job.config, launch.folder, launch.say
     asked, own = Remote(resume, "--resume") if is_url(resume) else None, newest_first(folder.checkpoints)
     continues = resume == "auto" or own or (asked and remote and asked.url == remote.url)
     # A new run must not mix its checkpoints with those of another run.

@@ -11,13 +11,13 @@ from typing import Any
 from engine.cluster.hosts import is_local
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
-from engine.cost.model import Costs
 from engine.errors import ConfigError, MemoryFitError, PreflightError, Problem
 from engine.files import free_name
 from engine.fit.check import check_fit
 from engine.fit.host import host_problem, tight, waits_for_checkpoints
 from engine.fit.machine import on_this_machine
 from engine.folders import remove_ruins
+from engine.job import Job
 from engine.launch import prepare
 from engine.launch.agents.environment import environment_problem
 from engine.launch.agents.ranks import unfailing
@@ -63,13 +63,13 @@ def train(
     refused. Raises BytescaleError: for a mistake, before anything is written, or with the cause of the first rank that
     failed.
     """
-    launch = Launch(config, unfailing(say), joins)
+    launch = Launch(Job(config), unfailing(say), joins)
     with ExitStack() as lock:
         if not dry_run:
             # From here on, a request to stop has its exit code.
             lock.enter_context(requests_to_stop(launch.folder))
         launch, refused = _checked(launch, launcher, dry_run)
-        config, folder, say = launch.config, launch.folder, launch.say
+        config, folder, say = launch.job.config, launch.folder, launch.say
         remote = Remote(config.run.remote) if config.run.remote else None
         lock.enter_context(prepare.locked(folder))
         if not dry_run:
@@ -81,7 +81,7 @@ def train(
                     resume = "auto"
         resume = prepare.fetched(launch, remote, resume, dry_run)
         start = prepare.plan_start(launch, resume, PLANNED if dry_run else 1, hashes=dry_run)
-        host_too_small = host_problem(start.plans[:1], config, launch.cluster)
+        host_too_small = host_problem(start.plans[:1], launch.job)
         if dry_run:
             if resume == "never" and folder.resolved.exists():
                 say(f"a run would rename the folder of the old run to {free_name(folder.root)}")
@@ -115,21 +115,21 @@ def train(
 
 
 def _checked(launch: Launch, launcher: str | None, dry_run: bool) -> tuple[Launch, list[Problem]]:
-    """Check a launch, before anything is written, and fit its config to this machine. Raises BytescaleError.
+    """Check a launch, before anything is written, and fit its job to this machine. Raises BytescaleError.
 
     Also returns the problems that a dry run only lists; there are none for a run.
     """
-    config, say, joins = launch.config, launch.say, launch.joins
-    launch = replace(launch, config=with_speeds(config, launch.cluster, say))
-    config, cluster = launch.config, launch.cluster
-    check_launch(config, cluster, launcher)
-    refused = not_launchable(config, cluster, joins is not None)
+    job, say, joins = launch.job, launch.say, launch.joins
+    job = with_speeds(joins.job(job) if joins else job, say)
+    config, cluster = job.config, job.cluster
+    check_launch(job, launcher)
+    refused = not_launchable(job, joins is not None)
     if config.cluster.hostfile is not None and (twice := same_host(cluster, resolve=not dry_run)):
         refused.append(twice)
-    check_fit(config, {"cluster.nodes"})  # the nodes are those of this start, so more are not suggested
+    check_fit(job, {"cluster.nodes"})  # the nodes are those of this start, so more are not suggested
     if refused and not dry_run:
         raise ConfigError.of(refused)
-    of_gpus = gpu_problem(config, cluster)
+    of_gpus = gpu_problem(job)
     here = sum(node.devices for node in cluster.nodes if is_local(node.host))
     need = Need(here, cluster.ranks, len(cluster.nodes), uses_gpus(config))
     of_host = unready(need, os.environ) if here and not dry_run else None  # a dry run may describe another machine
@@ -137,21 +137,20 @@ def _checked(launch: Launch, launcher: str | None, dry_run: bool) -> tuple[Launc
     if problems and not dry_run:
         raise PreflightError.of(problems)
     if of_gpus is None:  # else this is not the machine on which the run will be
-        config, lowered = on_this_machine(config, cluster)
-        launch = replace(launch, config=config)
-        for line in (*lowered, idle_gpus(config, launch.cluster), shared_cores(config, launch.cluster)):
+        job, lowered = on_this_machine(job)
+        for line in (*lowered, idle_gpus(job), shared_cores(job)):
             if line:
                 say(line)
-    check_place(launch.folder, config)
-    return launch, [*refused, *problems]
+    check_place(launch.folder, job.config)
+    return replace(launch, job=job), [*refused, *problems]
 
 
 def _begin(launch: Launch, start: prepare.Start) -> None:
     """Write the facts of a run to its locked folder, and say them, with what may harm or end it."""
-    config, folder, say = launch.config, launch.folder, launch.say
-    parameters = Costs.of(config).parameters
+    config, folder, say = launch.job.config, launch.folder, launch.say
+    parameters = launch.job.costs.parameters
     prepare.write_facts(folder, config, start.corpora, parameters)
-    of_host = tight(config, launch.cluster), waits_for_checkpoints(config, launch.cluster)
+    of_host = tight(launch.job), waits_for_checkpoints(launch.job)
     for line in (*facts(launch, start.corpora, parameters), *of_host):
         if line:
             say(line)

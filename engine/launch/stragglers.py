@@ -9,9 +9,9 @@ from statistics import median_low
 
 from engine.cluster.cluster import Cluster
 from engine.cluster.mesh import Mesh
-from engine.config.schema import Config
 from engine.errors import ConfigError
 from engine.files import write_json
+from engine.job import Job
 from engine.launch.say import Say
 from engine.readers import read_object
 from engine.run.folder import RunFolder
@@ -85,25 +85,26 @@ class Stragglers:
                 write_json(folder.speeds, speeds)
 
 
-def with_speeds(config: Config, cluster: Cluster, say: Say) -> Config:
-    """Return the config with the speeds that its run has measured, as a list, if cluster.speeds=measured.
+def with_speeds(job: Job, say: Say) -> Job:
+    """Return the job with the speeds that its run has measured, as a list, if cluster.speeds=measured.
 
-    They become part of the run's config, so all ranks plan with the same ones. `cluster` has the hosts under the names
+    They become part of the run's config, so all ranks plan with the same ones. The job has the hosts under the names
     that `Stragglers` gets. Raises ConfigError if speeds.json is damaged.
     """
+    config, nodes = job.config, job.cluster.nodes
     if config.cluster.speeds != "measured":
-        return config
+        return job
     path = RunFolder(Path(config.run.out)).speeds
     try:
         found = read_object(path, error=ConfigError)
-        speeds = tuple(max(1, min(100, int(found.get(node.host, node.speed)))) for node in cluster.nodes)
+        speeds = tuple(max(1, min(100, int(found.get(node.host, node.speed)))) for node in nodes)
     except FileNotFoundError:
         say(f"cluster.speeds=measured: there is no {path} yet; planning with the speeds of the hostfile")
-        return config
+        return job
     except (ConfigError, ValueError, TypeError) as error:
         message, hint = f"{path} is damaged", "remove it, or set cluster.speeds=hostfile"
         raise ConfigError(message, key="cluster.speeds=measured", hint=hint) from error
-    slower = [f"{node.host} {speed}%" for node, speed in zip(cluster.nodes, speeds, strict=True) if speed < 100]
+    slower = [f"{node.host} {speed}%" for node, speed in zip(nodes, speeds, strict=True) if speed < 100]
     shown = f"{', '.join(slower[:3])}{' and others' if len(slower) > 3 else ''}" if slower else "all 100%"
     say(f"cluster.speeds=measured: {shown}")
-    return config.model_copy(update={"cluster": config.cluster.model_copy(update={"speeds": speeds})})
+    return job.with_config(config.model_copy(update={"cluster": config.cluster.model_copy(update={"speeds": speeds})}))

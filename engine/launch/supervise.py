@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from engine import interrupts
-from engine.cluster.mesh import Mesh
 from engine.errors import BytescaleError, ExitCode
 from engine.launch import prepare
 from engine.launch.agents.launchers import Launcher, Starts
@@ -37,11 +36,11 @@ def supervise(launch: Launch, start: prepare.Start, resume: str, on_step: OnStep
     run was asked to stop, PreflightError if a host cannot start its ranks, else the error of the first rank that
     failed, if no restart helps or is left.
     """
-    config, cluster, folder, say = launch.config, launch.cluster, launch.folder, launch.say
+    config, cluster, folder, say = launch.job.config, launch.job.cluster, launch.folder, launch.say
     notice = config.run.notice_file
     restarts, compared = Restarts(config.run.restarts, folder), False
     launcher: Launcher = launch.joins or Starts()
-    stragglers = Stragglers(cluster, Mesh.of(cluster.ranks, config.parallel), say)
+    stragglers = Stragglers(cluster, launch.job.mesh, say)
     prepare.go_back(folder, start.step, say)
     while True:
         say(f"{folder.root}: {start.outlook(config)}")

@@ -33,13 +33,13 @@ class PlanSettings:
     equation_3: bool = True  # whether naive and balanced offload by this equation, or only what a capacity needs
 
     @classmethod
-    def of(cls, config: Config) -> PlanSettings:
+    def of(cls, config: Config, cluster: Cluster, costs: Costs) -> PlanSettings:
         """Build the settings of a config. Does not check that it fits in memory or can be planned (fit/check.py).
 
-        Raises ConfigError for a hostfile or a calibration that cannot be used.
+        `cluster` has the devices as ranks. Raises ConfigError as `Cluster.hdp`.
         """
-        ratio, costs, mode = config.offload.ratio, Costs.of(config), config.planner.mode
-        allowance, host_memory = Allowance.of(config), config.cluster.host_memory
+        ratio, mode = config.offload.ratio, config.planner.mode
+        allowance, host_memory = Allowance.of(config, cluster), config.cluster.host_memory
         if mode == "auto":
             # Stages are a pipeline. ZeRO-2 and ZeRO-3 reduce or gather in every slot, ZeRO-1 only at the end of a step;
             # expert parallelism exchanges tokens in every layer.
@@ -49,7 +49,7 @@ class PlanSettings:
             planner=config.planner.name,
             mode=mode,
             stages=config.parallel.pp,
-            cluster=Cluster.of(config.cluster, config.parallel).with_memory(allowance.usable),
+            cluster=cluster.hdp(config.parallel).with_memory(allowance.usable),
             capacity=config.capacity,
             context=config.context,
             max_peers=config.planner.max_peers,

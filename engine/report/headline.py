@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.cluster.cluster import Cluster
 from engine.config.schema import BASELINE, Config
 from engine.config.units import counted
 from engine.fit.estimate import Estimate
+from engine.job import Job
 from engine.planner.plan.loads import unsplit_share
 from engine.planner.plan.step_plan import StepPlan
 from engine.report.words import hdp_ranks, long_seconds, memory_unit, short_seconds, short_tokens
@@ -53,7 +53,7 @@ def of_runs(
     fast, slow = (planners[at] if len(runs) == 2 else f"{names[at]} ({planners[at]})" for at in pair)
     if fast == slow or planners[found.fast] == planners[found.slow]:
         fast, slow = (names[at] for at in pair)
-    ranks = [Cluster.of(configs[at].cluster).ranks for at in pair]
+    ranks = [Job(configs[at]).cluster.ranks for at in pair]
     where = "" if ranks[0] == ranks[1] else f", on {counted(ranks[0], 'rank')} against {ranks[1]:,}"
     even = found.ratio < 1.005
     text = f"{fast} and {slow} are equally fast" if even else f"{fast} is {found.ratio:.2f} times as fast as {slow}"

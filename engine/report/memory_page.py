@@ -7,9 +7,8 @@ from itertools import accumulate
 
 from matplotlib.axes import Axes
 
-from engine.config.schema import Config
 from engine.fit.estimate import Estimate
-from engine.planner.settings import PlanSettings
+from engine.job import Job
 from engine.report import headline
 from engine.report.charts import ROW, write_ends
 from engine.report.page import Figure, Page, Table
@@ -17,11 +16,10 @@ from engine.report.svg import FIRST, INK, QUIET, SECOND, WIDE, AltText, Mark, Si
 from engine.report.words import Pair, hdp_ranks, memory_parts, memory_rows, memory_unit, short_tokens
 
 
-def memory_page(
-    config: Config, settings: PlanSettings, found: Estimate, fitting: Sequence[Pair] = (), refused: str | None = None
-) -> Page:
-    """Build the page of an estimate. `fitting` is what would fit, and `refused` why the config does not."""
-    ranks = hdp_ranks(settings.ranks, config.parallel.tp, config.parallel.pp)
+def memory_page(job: Job, found: Estimate, fitting: Sequence[Pair] = (), refused: str | None = None) -> Page:
+    """Build the page of an estimate. `fitting` is what would fit, and `refused` why the job does not."""
+    config = job.config
+    ranks = hdp_ranks(job.settings.ranks, config.parallel.tp, config.parallel.pp)
     head = [
         ("model", config.model.name),
         ("ranks", f"{ranks}, cluster={config.cluster.name}"),

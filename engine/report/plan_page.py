@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.config.schema import Config
 from engine.data.profile import describe
 from engine.data.scan import Documents
 from engine.fit.estimate import estimate_plans
+from engine.job import Job
 from engine.planner.plan.step_plan import StepPlan
-from engine.planner.settings import PlanSettings
 from engine.report import headline
 from engine.report.boxes import simulated
 from engine.report.charts import cost_curve, cost_picture, histogram_picture
@@ -25,19 +24,18 @@ PERCENTILES = ("p50", "p90", "p99")
 
 @dataclass(frozen=True)
 class Planned:
-    """Plans of one or more steps of a config, and for each plan the facts that `plan --json` prints."""
+    """Plans of one or more steps of a job, and for each plan the facts that `plan --json` prints."""
 
-    config: Config
-    settings: PlanSettings
+    job: Job
     plans: Sequence[StepPlan]
     facts: Sequence[Facts]
 
 
 def plan_page(planned: Planned) -> Page:
     """Build the page of some plans. Its charts show the first step."""
-    plan, settings = planned.plans[0], planned.settings
+    plan, config, settings = planned.plans[0], planned.job.config, planned.job.settings
     found = simulated(plan, settings)
-    lengths = describe(Documents(plan.sequence_lengths), planned.config.context)
+    lengths = describe(Documents(plan.sequence_lengths), config.context)
     marks = {name: lengths[name] for name in PERCENTILES}
     curve = cost_curve(plan, settings, float(planned.facts[0]["makespan_s"]))
     box = "one pass of a micro-batch through the first stage" if plan.mode == "pipeline" else "one micro-batch"
@@ -62,15 +60,15 @@ def plan_page(planned: Planned) -> Page:
     columns = ("", *(f"step {step}" for step in range(1, steps + 1))) if steps > 1 else ()
     title = "Key numbers of the plans" if steps > 1 else "Key numbers of the plan"
     return Page(
-        title=planned.config.recipe,
+        title=config.recipe,
         kind="a ByteScale plan",
-        headline=headline.of_plan(plan, planned.facts[0], planned.config),
-        head=machine(planned.config, plan, settings.costs.source),
+        headline=headline.of_plan(plan, planned.facts[0], config),
+        head=machine(config, plan, settings.costs.source),
         figures=[
             Figure.of("Timeline of a step", timeline_caption, lambda size: timeline_picture(found, size)),
             Figure.of("Lengths", lengths_caption, lambda size: histogram_picture(lengths["buckets"], marks, size=size)),
             Figure.of("Time against length", cost_caption, lambda size: cost_picture(curve, size)),
-            memory_figure(estimate_plans(planned.config, settings, planned.plans)),
+            memory_figure(estimate_plans(planned.job, planned.plans)),
         ],
         tables=[Table(title, rows, columns, f"{MAKESPAN} {BALANCE} {BOUND}")],
     )

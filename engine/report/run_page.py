@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.cluster.cluster import Cluster
 from engine.config.load import load, recipes
 from engine.config.units import counted
 from engine.errors import ConfigError
 from engine.files import write_durably
+from engine.job import Job
 from engine.planner.plan.step_plan import StepPlan
 from engine.report import headline
 from engine.report.boxes import boxes, shown_in_run
@@ -200,7 +200,7 @@ def starts(run: RunData) -> Table | None:
 def ranks_of(run: RunData) -> str:
     """The HDP ranks of the measured step, else of the config, with the devices per rank if there are several."""
     tp, pp = run.config.parallel.tp, run.config.parallel.pp
-    ranks = run.trace.plan.ranks if run.trace else Cluster.of(run.config.cluster).ranks // (tp * pp)
+    ranks = run.trace.plan.ranks if run.trace else Job(run.config).cluster.ranks // (tp * pp)
     return f"{ranks:,}" if tp * pp == 1 else hdp_ranks(ranks, tp, pp)
 
 

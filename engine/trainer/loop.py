@@ -33,12 +33,12 @@ from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ExitCode, MemoryFitError, Problem
 from engine.fit.estimate import most_on_host
 from engine.folders import random_name
+from engine.job import Job
 from engine.offload.peak import peak_bytes
 from engine.parallel.groups import Groups
 from engine.planner.plan.loads import unsplit_share
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.planners import peers_of
-from engine.planner.settings import PlanSettings
 from engine.run import checkpoints, metrics
 from engine.run.background import BackgroundWriter
 from engine.run.compatibility import check_fingerprints, must_match, read_fingerprints
@@ -62,23 +62,24 @@ class Trainer:
         self.control, self.trace, self.held = groups.control, Trace(folder, groups), Held(folder)
         self.ledger = Ledger(folder.ledger, list(source_configs(config.data)))
         self.quarantine = Quarantine(folder.quarantine)
-        self.settings = PlanSettings.of(config)
+        job = Job(config)
+        self.settings = job.settings
         peak = known_peak(config)
         self.peak = peak and peak * groups.mesh.ranks  # FLOP/s of all devices
         self.pace = Pace(self.settings.costs, self.settings.costs.work_shares[groups.mesh.place(groups.rank).pp])
-        self.model, self.engine, self.context = build(config, groups, self.settings, weights)
+        self.model, self.engine, self.context = build(job, groups, weights)
         self.context.comm.meet(peers_of(groups.hdp_rank, self.settings), groups.device)
         (token,) = self.control.gather(random_name() if groups.rank == 0 else None)
         self.writer = BackgroundWriter(folder.checkpoints, groups.rank, token)
         self.fingerprints, self.tokenizer = read_fingerprints(folder), tokenizer_facts(config.data)
         open_runtime, first = RUNTIMES[config.data.runtime], groups.local_rank == 0
-        self.data = open_runtime(folder, config, self.settings, inherited(NODE_SOCKETS), first)
+        self.data = open_runtime(folder, job, inherited(NODE_SOCKETS), first)
         self.validation = self.data.validation()
         for validated in self.validation.values():
             self.control.check_same(validated.plan.digest)
         shares = validation_shares(config.data) if config.data.validation_tokens else {}
         self.unvalidated = [name for name, share in shares.items() if share and name not in self.validation]
-        self.copies = most_on_host(config, self.settings).checkpoint > 0
+        self.copies = most_on_host(job).checkpoint > 0
         self.step, self.cursor = 0, Cursor()
         self.saved = 0  # step of the last checkpoint
         self.of_save: dict[str, Any] = {}  # metrics of the last checkpoint, for the next line

@@ -21,6 +21,7 @@ from engine.dtypes import DTYPES
 from engine.errors import MemoryFitError, Problem
 from engine.family import layers
 from engine.family.families import family_of
+from engine.job import Job
 from engine.models.build import build_model
 from engine.models.common.initialise import initialise
 from engine.models.common.part import Part
@@ -36,7 +37,6 @@ from engine.parallel.tensor import TensorParallel
 from engine.planner.plan.loads import micro_tokens
 from engine.planner.plan.order import actions
 from engine.planner.plan.step_plan import StepPlan
-from engine.planner.settings import PlanSettings
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import RankContext
 from engine.units import PPM
@@ -45,14 +45,12 @@ from engine.zero.engine import ZeroEngine
 from engine.zero.shards import gathered, sharded, stored
 
 
-def build(
-    config: Config, groups: Groups, settings: PlanSettings, weights: str | None = None
-) -> tuple[Decoder, ZeroEngine, RankContext]:
+def build(job: Job, groups: Groups, weights: str | None = None) -> tuple[Decoder, ZeroEngine, RankContext]:
     """Build the model, its ZeRO engine, and the context of its micro-batches. All ranks must call it.
 
     `weights` is a Hugging Face folder to load; None initialises the weights from the run's seed.
     """
-    device, axes = groups.device, groups.axes
+    config, settings, device, axes = job.config, job.settings, groups.device, groups.axes
     kernel = kernel_of(config, device, groups.mesh.hdp)
     part = part_of(config, groups.mesh.place(groups.rank))
     offload = make_offload(config, device, settings.host_memory, part) if settings.offload else None

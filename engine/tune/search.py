@@ -14,21 +14,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from engine.config.checks import check
-from engine.config.schema import BASELINE, Config
+from engine.config.schema import BASELINE
 from engine.cost.budget import least
 from engine.errors import ConfigError, MemoryFitError
 from engine.fit.estimate import Estimate, estimate_fullest, estimate_plans
 from engine.fit.problem import fit_problem
 from engine.fit.suggestions import as_overrides, with_values
+from engine.job import Job
 from engine.planner.checks import check_planner
 from engine.planner.make import plan_step
 from engine.planner.planners import PLANNERS
-from engine.planner.settings import PlanSettings
 from engine.simulator.compare import mean_outcome
 from engine.simulator.facts import Facts
 from engine.tune.space import capacities, layouts, more_capacities
@@ -51,8 +51,7 @@ class Candidate:
     """Settings that fit."""
 
     changes: dict[str, Any]  # by config key
-    config: Config
-    settings: PlanSettings
+    job: Job
     bound_s: float  # lower bound of the step time, in s
 
     @cached_property
@@ -63,11 +62,11 @@ class Candidate:
         take longer than the compute of a micro-batch, slots, and the time in which stages of a pipeline wait for the
         first and the last micro-batch.
         """
-        own, costs = self.settings, self.settings.costs
+        own, costs, step = self.job.settings, self.job.costs, self.job.config.batch_tokens
         if PLANNERS[own.planner].tight_bound:
             return self.bound_s
-        count = max(1, -(-self.config.batch_tokens // (own.ranks * own.capacity)))
-        tokens = min(own.capacity, self.config.batch_tokens // own.ranks)
+        count = max(1, -(-step // (own.ranks * own.capacity)))
+        tokens = min(own.capacity, step // own.ranks)
         away = min(own.offload, least(costs, own.capacity, own.capacity, own.device_memory)) / PPM
         most = float(costs.shares.max())  # of the slowest stage
         compute, copied = self.bound_s * NS / most / count, costs.rates.copy * away * tokens
@@ -78,12 +77,12 @@ class Candidate:
     @property
     def shape(self) -> tuple[Any, ...]:
         """What it sets besides the capacity."""
-        return *self.layout, self.config.offload.ratio
+        return *self.layout, self.job.config.offload.ratio
 
     @property
     def layout(self) -> tuple[Any, ...]:
         """The best five differ in at least one of these."""
-        config = self.config
+        config = self.job.config
         return config.parallel.tp, config.parallel.pp, config.parallel.ep, config.zero.stage, config.recompute
 
 
@@ -102,7 +101,7 @@ class Trial:
     @property
     def device_s_per_token(self) -> float:
         """Seconds of all devices together per token."""
-        devices = int(self.facts["ranks"]) * self.candidate.settings.costs.devices
+        devices = int(self.facts["ranks"]) * self.candidate.job.costs.devices
         return devices / float(self.facts["tokens_per_s"])
 
     def parts(self) -> dict[str, float]:
@@ -173,24 +172,24 @@ class Search:
         one = self.fallen.setdefault(reason, Fallen(example=example))
         one.count += count
 
-    def candidates(self, config: Config, fixed: Collection[str]) -> Iterator[Candidate]:
+    def candidates(self, job: Job, fixed: Collection[str]) -> Iterator[Candidate]:
         """Yield the candidates that fit; count the others."""
-        found = []
+        config, found = job.config, []
         for changes in layouts(config, fixed):
             named = as_overrides(changes)
-            layout = with_values(config, changes)
-            problems = check(layout)
+            values = with_values(config, changes)
+            problems = check(values)
             if problems:
                 self.drop(INVALID, f"{named}: {problems[0].key}: {problems[0].message}")
                 continue
             try:
-                settings = PlanSettings.of(layout)
-                check_planner(settings)
+                layout = job.with_config(values)
+                check_planner(layout.settings)
             except ConfigError as error:  # of a hostfile, or a planner that cannot plan in this mode
                 self.drop(UNPLANNED, f"{named}: {error.problems[0].message}")
                 continue
-            sizes = [config.capacity] if "capacity" in fixed else capacities(layout, settings)
-            for candidate in self._sized(changes, layout, settings, sizes or [config.capacity]):
+            sizes = [config.capacity] if "capacity" in fixed else capacities(layout)
+            for candidate in self._sized(changes, layout, sizes or [config.capacity]):
                 found.append(candidate)
                 yield candidate
 
@@ -199,60 +198,60 @@ class Search:
         if not PLANNERS[config.planner.name].tight_bound or "capacity" in fixed or not found:
             return
         near = _NEAR * min(one.bound_s for one in found)
-        tried = {(one.shape, one.settings.capacity) for one in found}
+        tried = {(one.shape, one.job.config.capacity) for one in found}
         for first in {one.shape: one for one in found if one.bound_s <= near}.values():
             changes = {key: value for key, value in first.changes.items() if key != "capacity"}
-            sizes = [one for one in more_capacities(first.settings) if (first.shape, one) not in tried]
-            yield from self._sized(changes, first.config, first.settings, sizes)
+            sizes = [one for one in more_capacities(first.job.settings) if (first.shape, one) not in tried]
+            yield from self._sized(changes, first.job, sizes)
 
-    def _sized(
-        self, changes: dict[str, Any], layout: Config, settings: PlanSettings, sizes: Iterable[int]
-    ) -> Iterator[Candidate]:
+    def _sized(self, changes: dict[str, Any], layout: Job, sizes: Iterable[int]) -> Iterator[Candidate]:
         """Yield the candidates of a layout with these capacities that fit; count the others."""
         for capacity in sizes:
-            own = layout.model_copy(update={"capacity": capacity})
-            candidate = self.fitting(changes | {"capacity": capacity}, own, replace(settings, capacity=capacity))
+            own = layout.with_config(layout.config.model_copy(update={"capacity": capacity}))
+            candidate = self.fitting(changes | {"capacity": capacity}, own)
             if candidate is not None:
                 yield candidate
 
-    def fitting(self, changes: dict[str, Any], config: Config, settings: PlanSettings) -> Candidate | None:
+    def fitting(self, changes: dict[str, Any], job: Job) -> Candidate | None:
         """The candidate with its lower bound; None, and counted, if it does not fit."""
-        problem = fit_problem(config, settings)
+        problem = fit_problem(job)
         if problem is not None:
             self.drop(TOO_LARGE, f"{as_overrides(changes)}: {problem.message}")
             return None
-        costs, bound = settings.costs, PLANNERS[settings.planner].bound
+        settings, costs = job.settings, job.costs
+        bound = PLANNERS[settings.planner].bound
         bounds = [costs.seconds(bound(lengths, settings) + costs.step) for lengths in self.steps]
-        return Candidate(changes, config, settings, sum(bounds) / len(bounds))
+        return Candidate(changes, job, sum(bounds) / len(bounds))
 
     def trial(self, candidate: Candidate) -> Trial | None:
         """Plan and simulate the steps; None, and counted, if they cannot be planned."""
-        settings = candidate.settings
+        job, settings = candidate.job, candidate.job.settings
         try:
             plans = [plan_step(lengths, settings) for lengths in self.steps]
         except (ConfigError, MemoryFitError) as error:
             self.drop(UNPLANNED, f"{as_overrides(candidate.changes)}: {error.problems[0].message}")
             return None
         # The largest micro-batch that a plan may contain; in a pipeline, plans may need more for those in flight.
-        memory = [estimate_fullest(candidate.config, settings), estimate_plans(candidate.config, settings, plans)]
+        memory = [estimate_fullest(job), estimate_plans(job, plans)]
         return Trial(candidate, mean_outcome(plans, settings), max(memory, key=lambda one: one.peak))
 
 
 def tuned_static(
-    config: Config,
+    job: Job,
     steps: Sequence[Ints],
     deadline: float,
     *,
     with_own: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Search:
-    """Search the fastest settings of the static planner for a config; arguments as of `search`."""
-    static = config.model_copy(update={"planner": config.planner.model_copy(update={"name": BASELINE})})
+    """Search the fastest settings of the static planner for a job; arguments as of `search`."""
+    planner = job.config.planner.model_copy(update={"name": BASELINE})
+    static = job.with_config(job.config.model_copy(update={"planner": planner}))
     return search(static, steps, deadline, shown=1, with_own=with_own, clock=clock)
 
 
 def search(
-    config: Config,
+    job: Job,
     steps: Sequence[Ints],
     deadline: float,
     fixed: Collection[str] = (),
@@ -263,15 +262,14 @@ def search(
 ) -> Search:
     """Search the `shown` fastest settings for `steps`, the lengths of each, [S]; `fixed` keys keep their value.
 
-    No simulation begins after `deadline`, in seconds of `clock`, except the first. The config itself is simulated
+    No simulation begins after `deadline`, in seconds of `clock`, except the first. The job itself is simulated
     first, if it fits and unless `with_own` is false.
     """
     found = Search(steps, shown)
     # Of settings with the same plans, those of the smallest capacity come first: they need the least memory.
-    left = sorted(found.candidates(config, fixed), key=lambda one: (one.bound_s, one.settings.capacity))
-    own = next(
-        (one for one in left if with_own and one.config == config), None
-    )  # is simulated even if there is no time
+    left = sorted(found.candidates(job, fixed), key=lambda one: (one.bound_s, one.job.config.capacity))
+    # It is simulated even if there is no time.
+    own = next((one for one in left if with_own and one.job.config == job.config), None)
     while left:
         # Each trial may lower the time to beat, and so exclude further settings by their bounds.
         excluded = found.excluded(left)
@@ -289,14 +287,14 @@ def search(
         trial = found.trial(candidate)
         if trial is not None:
             found.trials.append(trial)
-            found.own = trial if candidate.config == config else found.own
+            found.own = trial if candidate.job.config == job.config else found.own
     slower = len(found.trials) - len(found.best())
     if slower:
         found.drop(SLOWER, count=slower)
     return found
 
 
-def enough_nodes(config: Config, steps: Sequence[Ints], fixed: Collection[str], deadline: float) -> int | None:
+def enough_nodes(job: Job, steps: Sequence[Ints], fixed: Collection[str], deadline: float) -> int | None:
     """Return a number of nodes, usually the fewest, with which some settings fit; None if none is found in time.
 
     Also None with a hostfile. It tries powers of two times the config's nodes, then numbers below the first that is
@@ -304,10 +302,11 @@ def enough_nodes(config: Config, steps: Sequence[Ints], fixed: Collection[str], 
     """
 
     def fits(nodes: int) -> bool:
-        return any(Search(steps).candidates(with_values(config, {"cluster.nodes": nodes}), fixed))
+        larger = job.with_config(with_values(job.config, {"cluster.nodes": nodes}))
+        return any(Search(steps).candidates(larger, fixed))
 
-    short = config.cluster.nodes
-    if config.cluster.hostfile is not None:
+    short = job.config.cluster.nodes
+    if job.config.cluster.hostfile is not None:
         return None
     while not fits(enough := 2 * short):
         short = enough

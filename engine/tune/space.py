@@ -11,6 +11,7 @@ from typing import Any
 from engine.config.schema import Config
 from engine.family.families import family_of
 from engine.fit.largest import largest_capacity
+from engine.job import Job
 from engine.planner.settings import PlanSettings
 
 SEARCHED = ("parallel.tp", "parallel.pp", "parallel.ep", "zero.stage", "recompute", "offload.ratio", "capacity")
@@ -49,12 +50,13 @@ def layouts(config: Config, fixed: Collection[str]) -> Iterator[dict[str, Any]]:
         yield changes
 
 
-def capacities(config: Config, settings: PlanSettings) -> list[int]:
+def capacities(job: Job) -> list[int]:
     """Capacities to try, the largest first; empty if no capacity fits.
 
     A large capacity has few micro-batches and short rings; a small one balances better, and has shorter bubbles in a
     pipeline. No rank needs more than its part of a step, except for a long sequence.
     """
+    config, settings = job.config, job.settings
     ratio = 0 if config.offload.ratio == "auto" else settings.offload
     largest, plain = largest_capacity(settings, ratio), largest_capacity(settings.without_offload())
     even = min(plain, -(-config.batch_tokens // settings.ranks))

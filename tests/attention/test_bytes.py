@@ -16,6 +16,7 @@ from engine.attention.kernels.choice import choose
 from engine.attention.layout import layout
 from engine.attention.ring import attend
 from engine.config.load import load
+from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -27,7 +28,7 @@ LENGTHS = np.array([1, 2, 509, 1024, 37, 751, 256, 257, 10], dtype=np.int64)
 
 
 def settings(dtype: str = "fp32") -> PlanSettings:
-    return PlanSettings.of(load(["cluster.ranks_per_node=5", "context=1K", "capacity=256", f"dtype={dtype}"]))
+    return Job(load(["cluster.ranks_per_node=5", "context=1K", "capacity=256", f"dtype={dtype}"])).settings
 
 
 def transported(plan: StepPlan, dtype: torch.dtype, asked: PlanSettings, shape: tuple[int, int, int, int]) -> list[int]:

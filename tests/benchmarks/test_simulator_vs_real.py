@@ -8,6 +8,7 @@ import pytest
 from benchmarks import simulator_vs_real as real
 from engine.config.load import load
 from engine.data.inputs import IGNORE, RankInputs
+from engine.job import Job
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import simulate
@@ -15,7 +16,7 @@ from engine.simulator.timeline import simulate
 
 @pytest.fixture(scope="module")
 def settings() -> PlanSettings:
-    return PlanSettings.of(load(real.OVERRIDES)).without_offload()
+    return Job(load(real.OVERRIDES)).settings.without_offload()
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_another_gang_takes_its_longest(made: dict[str, StepPlan], settings: Pla
 
 
 def test_a_slot_takes_its_longest_gang() -> None:
-    settings = PlanSettings.of(load([*real.OVERRIDES, "zero.stage=3"])).without_offload()
+    settings = Job(load([*real.OVERRIDES, "zero.stage=3"])).settings.without_offload()
     plan = real.plans(settings)["alternating ranks, one by one"]
     assert plan.mode == "lockstep" and plan.micro_batches == 2 * len(real.LENGTHS), "with an idle one in each slot"
     taken = np.arange(plan.micro_batches, dtype=float)

@@ -16,7 +16,7 @@ from tests.doctor.planted import environment, examined, named
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examine, "examine", lambda config, say: all_states(fails=True))
+    monkeypatch.setattr(examine, "examine", lambda job, say: all_states(fails=True))
 
 
 def test_json(broken: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +60,7 @@ def test_text(broken: None, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nothing_failed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Warnings are no failure."""
-    monkeypatch.setattr(examine, "examine", lambda config, say: all_states())
+    monkeypatch.setattr(examine, "examine", lambda job, say: all_states())
     assert run(["doctor", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"] and answer["doctor"]["ok"] and "error" not in answer

@@ -15,7 +15,7 @@ import pytest
 from bytescale_cli.main import run
 from engine.config.load import load
 from engine.fit.estimate import estimate
-from engine.planner.settings import PlanSettings
+from engine.job import Job
 from tests.presets import LLAMA3_8B_2M, LLAMA7B_2M, LLAMA7B_256K
 from tests.processor import processor_seconds
 
@@ -128,7 +128,7 @@ def test_what_fit_says_works_when_it_is_followed(keys: str, tmp_path: Path, caps
         asked = fit[name].split()
         others = [key for key in given if key.split("=")[0] not in {word.split("=")[0] for word in asked}]
         config = load([*others, *asked])
-        assert estimate(config, PlanSettings.of(config)).fits
+        assert estimate(Job(config)).fits
         assert estimated(capsys, *others, *asked)["memory"]["fits"]
 
 

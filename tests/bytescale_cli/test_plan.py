@@ -14,6 +14,7 @@ from bytescale_cli.main import run
 from bytescale_cli.options import load_with_weights
 from bytescale_cli.plan import _offload
 from engine.config.load import load
+from engine.job import Job
 from engine.report.words import short_seconds
 from tests.presets import LLAMA7B_2M, LLAMA7B_256K
 from tests.report.events import checked
@@ -233,16 +234,16 @@ def test_offload_that_is_allowed_and_not_used_is_told(capsys: pytest.CaptureFixt
 
 
 def test_the_lines_of_offload_are_of_all_steps() -> None:
-    config = load(LONG)
+    job = Job(load(LONG))
     none = {"micro_batches": 4, "offloaded_micro_batches": 0, "offloaded_share": 0.0, "host_bytes": 0}
     some, most = (
         none | {"offloaded_micro_batches": 1, "offloaded_share": share, "host_bytes": 2**30, "without_offload": None}
         for share in (0.1, 0.2)
     )
-    assert _offload(config, [none]) == ["offload: allowed, but not used: it would not shorten the step"]
-    assert _offload(config, [none, none])[0].endswith("it would not shorten any of the 2 steps")
-    assert _offload(config, [none, some])[0].startswith("offload in step 2: 25.0% of the micro-batches, 10.0% of all")
-    (line, without) = _offload(config, [some, none, most, some])
+    assert _offload(job, [none]) == ["offload: allowed, but not used: it would not shorten the step"]
+    assert _offload(job, [none, none])[0].endswith("it would not shorten any of the 2 steps")
+    assert _offload(job, [none, some])[0].startswith("offload in step 2: 25.0% of the micro-batches, 10.0% of all")
+    (line, without) = _offload(job, [some, none, most, some])
     assert line.startswith(
         "offload in step 3 (of 3 steps with offload, the one with the most): 25.0% of the micro-batches, 20.0%"
     )

@@ -15,7 +15,7 @@ from bytescale_cli.main import run
 from bytescale_cli.simulate import _compare_offload, _text
 from engine.config.load import load
 from engine.data.lengths import step_lengths
-from engine.planner.settings import PlanSettings
+from engine.job import Job
 from engine.report.headline import of_simulation
 from engine.simulator.compare import compare
 from tests.presets import LLAMA7B_2M
@@ -139,7 +139,7 @@ def test_steps_are_averaged(capsys: Capture) -> None:
     (mean,) = simulated(capsys, "run.seed=5", "--planners", "static", "--steps", "3")
     config = load([*SMALL, "run.seed=5"])
     single = [
-        compare([lengths], {"static": PlanSettings.of(config).by("static")})[0]["step_s"]
+        compare([lengths], {"static": Job(config).settings.by("static")})[0]["step_s"]
         for lengths in step_lengths(config, 3)
     ]
     assert mean["steps"] == 3

@@ -134,7 +134,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     calibration = calibrate(ours, config())
     found = Profile(calibration, ours, config(), points(ours, calibration, config()), launch_bound=())
     monkeypatch.setattr(profiling, "profile", lambda config, gpus, say: found)
-    monkeypatch.setattr(examine, "examine", lambda config, say: all_states())
+    monkeypatch.setattr(examine, "examine", lambda job, say: all_states())
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
 
 

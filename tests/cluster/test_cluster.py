@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cluster.cluster import Cluster
+from engine.cluster.cluster import Cluster, nodes_of
 from engine.cluster.hostfile import Node
 from engine.config import schema
 from engine.errors import ConfigError
@@ -19,6 +19,12 @@ def config(hostfile: Path | None = None, nodes: int = 1) -> schema.Cluster:
     path = None if hostfile is None else str(hostfile)
     sizes = {"ranks_per_node": 4, "device_memory": 2**30, "host_memory": 2**20, "headroom": 0.0}
     return schema.Cluster(name="local", nodes=nodes, hostfile=path, calibration=None, speeds="hostfile", **sizes)
+
+
+def cluster_of(config: schema.Cluster, parallel: schema.Parallel | None = None) -> Cluster:
+    """The cluster of a config; of its HDP ranks with `parallel`."""
+    found = Cluster.of(config, nodes_of(config))
+    return found if parallel is None else found.hdp(parallel)
 
 
 def test_ranks_are_numbered_node_by_node() -> None:
@@ -34,43 +40,43 @@ def test_a_rank_that_does_not_exist_is_refused(rank: int) -> None:
 
 
 def test_without_a_hostfile_nodes_are_equal() -> None:
-    assert Cluster.of(config()) == Cluster((Node("localhost", 4),), 2**30)
-    assert Cluster.of(config(nodes=3)).ranks == 12
+    assert cluster_of(config()) == Cluster((Node("localhost", 4),), 2**30)
+    assert cluster_of(config(nodes=3)).ranks == 12
 
 
 def test_a_hostfile_overrides_nodes_and_ranks_per_node(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("a slots=2\nb slots=5\n")
-    assert Cluster.of(config(hosts, nodes=9)).nodes == (Node("a", 2), Node("b", 5))
+    assert cluster_of(config(hosts, nodes=9)).nodes == (Node("a", 2), Node("b", 5))
 
 
 def test_a_byte_order_mark_is_not_part_of_the_first_host(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_bytes(b"\xef\xbb\xbfa slots=2\n")
-    assert Cluster.of(config(file)).nodes == (Node("a", 2),)
+    assert cluster_of(config(file)).nodes == (Node("a", 2),)
 
 
 def test_malformed_lines_are_reported_by_file_and_line(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("a slots=2\nb\n")
     with pytest.raises(ConfigError) as caught:
-        Cluster.of(config(hosts))
+        cluster_of(config(hosts))
     assert caught.value.problems[0].key == f"{hosts}:2"
 
 
 def test_a_missing_hostfile_is_an_error_without_fallback(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file") as caught:
-        Cluster.of(config(tmp_path / "nope"))
+        cluster_of(config(tmp_path / "nope"))
     assert caught.value.problems[0].key == "cluster.hostfile"
 
 
 def test_a_folder_or_a_binary_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        Cluster.of(config(tmp_path))
+        cluster_of(config(tmp_path))
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not UTF-8"):
-        Cluster.of(config(binary))
+        cluster_of(config(binary))
 
 
 def test_ranks_have_the_speed_and_memory_of_their_node() -> None:
@@ -91,7 +97,7 @@ def test_with_memory_replaces_each_ranks_memory() -> None:
     ("tp", "pp", "devices"), [(1, 1, [4, 4, 4]), (2, 1, [2, 2, 2]), (4, 1, [1, 1, 1]), (2, 3, [2]), (12, 1, [1])]
 )
 def test_devices_of_an_hdp_rank_are_neighbours_and_stages_span_nodes(tp: int, pp: int, devices: list[int]) -> None:
-    cluster = Cluster.of(config(nodes=3), schema.Parallel(tp=tp, pp=pp, stages="auto", ep=1))
+    cluster = cluster_of(config(nodes=3), schema.Parallel(tp=tp, pp=pp, stages="auto", ep=1))
     assert [node.devices for node in cluster.nodes] == devices
     assert cluster.node_of.tolist() == [node for node, count in enumerate(devices) for _ in range(count)]
     assert cluster.ranks == 12 // (tp * pp)
@@ -142,7 +148,7 @@ def hdp(hosts: tuple[Node, ...], tp: int, pp: int) -> Cluster:
     lines = [f"{node.host} slots={node.devices} speed={node.speed}% memory={node.memory}" for node in hosts]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "hosts").write_text("\n".join(lines))
-        return Cluster.of(config(Path(folder) / "hosts"), schema.Parallel(tp=tp, pp=pp, stages="auto", ep=1))
+        return cluster_of(config(Path(folder) / "hosts"), schema.Parallel(tp=tp, pp=pp, stages="auto", ep=1))
 
 
 def test_one_slow_stage_slows_its_ranks() -> None:
@@ -153,13 +159,13 @@ def test_one_slow_stage_slows_its_ranks() -> None:
 
 
 def test_a_rank_larger_than_a_node_counts_as_a_node() -> None:
-    cluster = Cluster.of(config(nodes=4), schema.Parallel(tp=8, pp=1, stages="auto", ep=1))
+    cluster = cluster_of(config(nodes=4), schema.Parallel(tp=8, pp=1, stages="auto", ep=1))
     assert cluster.node_of.tolist() == [0, 1]
     assert [node.host for node in cluster.nodes] == ["node-0", "node-2"]
 
 
 def test_without_degrees_ranks_are_devices() -> None:
-    assert Cluster.of(config(nodes=3), schema.Parallel(tp=1, pp=1, stages="auto", ep=1)) == Cluster.of(config(nodes=3))
+    assert cluster_of(config(nodes=3), schema.Parallel(tp=1, pp=1, stages="auto", ep=1)) == cluster_of(config(nodes=3))
 
 
 @pytest.mark.parametrize(("slots", "tp"), [((6, 6), 4), ((4, 4, 4), 6), ((2, 4, 2), 4), ((3, 5), 2)])
@@ -180,17 +186,17 @@ def test_the_node_that_differs_is_named_where_degrees_do_not_divide_the_devices(
     """In a hostfile of a thousand lines it is the way out."""
     nodes = tuple(Node(f"gpu-{n}", 7 if n == 3 else 8) for n in range(10))
     with pytest.raises(ConfigError) as caught:
-        Cluster(nodes, 1)._hdp(schema.Parallel(tp=8, pp=1, stages="auto", ep=1))
+        Cluster(nodes, 1).hdp(schema.Parallel(tp=8, pp=1, stages="auto", ep=1))
     assert (caught.value.problems[0].hint or "").endswith("; gpu-3 has 7 devices, most nodes have 8")
     for others, tp in ((nodes[2:4], 8), (nodes, 3)):  # no majority; not the cause
         with pytest.raises(ConfigError) as caught:
-            Cluster(others, 1)._hdp(schema.Parallel(tp=tp, pp=1, stages="auto", ep=1))
+            Cluster(others, 1).hdp(schema.Parallel(tp=tp, pp=1, stages="auto", ep=1))
         assert "most nodes" not in (caught.value.problems[0].hint or "")
 
 
 def test_degrees_that_do_not_divide_the_devices_are_refused() -> None:
     with pytest.raises(ConfigError, match="= 5 does not divide 12 devices"):
-        Cluster.of(config(nodes=3), schema.Parallel(tp=5, pp=1, stages="auto", ep=1))
+        cluster_of(config(nodes=3), schema.Parallel(tp=5, pp=1, stages="auto", ep=1))
 
 
 @pytest.mark.parametrize(
@@ -201,21 +207,21 @@ def test_the_hint_names_a_smaller_mesh_that_works(degrees: tuple[int, int], smal
     tp, pp = degrees
     nodes = tuple(Node(f"gpu-{n}", 8) for n in range(3))
     with pytest.raises(ConfigError) as caught:
-        Cluster(nodes, 1)._hdp(schema.Parallel(tp=tp, pp=pp, stages="auto", ep=1))
+        Cluster(nodes, 1).hdp(schema.Parallel(tp=tp, pp=pp, stages="auto", ep=1))
     assert "parallel.tp={} parallel.pp={}".format(*smaller) in (caught.value.problems[0].hint or "")
-    Cluster(nodes, 1)._hdp(schema.Parallel(tp=smaller[0], pp=smaller[1], stages="auto", ep=1))  # is not refused
+    Cluster(nodes, 1).hdp(schema.Parallel(tp=smaller[0], pp=smaller[1], stages="auto", ep=1))  # is not refused
 
 
 @pytest.mark.parametrize(("tp", "named"), [(3, "parallel.tp=1 parallel.pp=5"), (2, None)])
 def test_the_hint_keeps_the_number_of_given_stages(tp: int, named: str | None) -> None:
     nodes = (Node("a", 5),) * 2 if named else (Node("a", 8),) * 3
     with pytest.raises(ConfigError) as caught:
-        Cluster(nodes, 1)._hdp(schema.Parallel(tp=tp, pp=5, stages=(4,) * 5, ep=1))
+        Cluster(nodes, 1).hdp(schema.Parallel(tp=tp, pp=5, stages=(4,) * 5, ep=1))
     hint = caught.value.problems[0].hint or ""
     assert named in hint if named else "such as" not in hint
 
 
 def test_many_nodes_with_several_devices_a_rank() -> None:
     pair = schema.Parallel(tp=2, pp=1, stages="auto", ep=1)
-    cluster = Cluster.of(schema.Cluster(**config(nodes=16384).model_dump() | {"ranks_per_node": 8}), pair)
+    cluster = cluster_of(schema.Cluster(**config(nodes=16384).model_dump() | {"ranks_per_node": 8}), pair)
     assert (cluster.ranks, len(cluster.nodes), cluster.nodes[-1].host) == (65536, 16384, "node-16383")

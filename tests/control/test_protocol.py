@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from engine.control import protocol
-from engine.control.protocol import Beat, Job, Message, ProtocolError, Tree, line_of, message_of
+from engine.control.protocol import Beat, Message, ProtocolError, Tree, Work, line_of, message_of
 from engine.control.reduction import GATHER, MAX, Operation
 from engine.errors import ExitCode, Problem
 from engine.run.cause import Cause
 
-JOB = Job("/run", [], {"A": "b"}, gpus=True, alone=False, peer="beta")
+WORK = Work("/run", [], {"A": "b"}, gpus=True, alone=False, peer="beta")
 BEAT = Beat((3, "forward", 2), 1.5, False, None, 7, 2.5, (2, 2.5, 2.25))
 CAUSE = Cause(ExitCode.DATA, Problem("gone", "data.path", "look"), time=1.5, whole=True)
 # One at least of each kind.
 MESSAGES = [
     protocol.Again(),
-    protocol.Start(JOB, None),
-    protocol.Start(JOB, Tree(None, 16, "00ff")),
+    protocol.Start(WORK, None),
+    protocol.Start(WORK, Tree(None, 16, "00ff")),
     protocol.Stop(),
     protocol.Stacks(),
     protocol.Kill(),
@@ -61,18 +61,18 @@ def test_every_kind_is_among_them() -> None:
 
 def test_the_version_is_raised_when_a_message_changes() -> None:
     """Other fields: raise PROTOCOL, and put the new digest here. Else hosts with other versions fail in a run."""
-    kinds = [*Message.__subclasses__(), Job, Tree]
+    kinds = [*Message.__subclasses__(), Work, Tree]
     names = {kind.__name__: [field.name for field in fields(kind)] for kind in kinds}  # type: ignore[arg-type]
     digest = blake2b(json.dumps({**names, "Beat": Beat._fields}, sort_keys=True).encode(), digest_size=4).hexdigest()
-    assert (protocol.PROTOCOL, digest) == (2, "9484c0cc")
+    assert (protocol.PROTOCOL, digest) == (3, "696353e9")
 
 
 def test_a_program_and_a_parent_arrive() -> None:
     """JSON has lists only."""
-    job = Job("/run", [(4, ["python", "-m", "engine.trainer"])], {}, gpus=False, alone=True, peer=None)
-    found = message_of(line_of(protocol.Start(job, Tree(("10.0.0.1", 9), 0, None))))
+    work = Work("/run", [(4, ["python", "-m", "engine.trainer"])], {}, gpus=False, alone=True, peer=None)
+    found = message_of(line_of(protocol.Start(work, Tree(("10.0.0.1", 9), 0, None))))
     assert isinstance(found, protocol.Start) and found.tree is not None
-    ((rank, program),) = found.job.ranks
+    ((rank, program),) = found.work.ranks
     (address, port) = found.tree.parent or ("", 0)
     assert (rank, program, address, port) == (4, ["python", "-m", "engine.trainer"], "10.0.0.1", 9)
 

@@ -4,7 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config.load import load
+from engine.config.schema import Config
 from engine.cost.allowance import Allowance
+from engine.job import Job
 
 
 @given(
@@ -20,19 +22,23 @@ def test_what_is_usable_is_just_what_fits(
     assert fits == (tensors <= allowance.usable(memory)) or (context > left and allowance.usable(memory) == 0)
 
 
+def allowance(config: Config, devices: int | None = None) -> Allowance:
+    return Allowance.of(config, Job(config).cluster, devices)
+
+
 def test_it_follows_the_kind_of_device_and_how_many_there_are() -> None:
     one, eight = load(["cluster=h200x8", "cluster.ranks_per_node=1", "context=1K"]), load(["cluster=h200x8"])
-    assert Allowance.of(load([])) == Allowance(520 << 20, 8, 0.03)
-    assert Allowance.of(one) == Allowance(1 << 30, 5, 0.03)
+    assert allowance(load([])) == Allowance(520 << 20, 8, 0.03)
+    assert allowance(one) == Allowance(1 << 30, 5, 0.03)
     nccl = 2 * (688 << 20) + 4 * 32 * (12 << 20)  # two communicators, and four peers with 32 channels each
-    assert Allowance.of(eight) == Allowance.of(one, devices=8) == Allowance((1 << 30) + nccl, 5, 0.03)
+    assert allowance(eight) == allowance(one, devices=8) == Allowance((1 << 30) + nccl, 5, 0.03)
 
 
 def test_nccl_memory_grows_with_neighbours_and_communicators() -> None:
     """Rings have at most four neighbours; every kind of parallelism has a communicator of its own."""
 
     def context(devices: int, *overrides: str) -> int:
-        return Allowance.of(load(["cluster=h200x8", *overrides]), devices).context
+        return allowance(load(["cluster=h200x8", *overrides]), devices).context
 
     peer, communicator = 384 << 20, 688 << 20
     assert context(3) - context(2) == peer and context(5) - context(4) == peer

@@ -10,8 +10,9 @@ import pytest
 from engine.config.load import load
 from engine.cost.calibration import LINEAR_TERMS, SCHEMA, alike, read
 from engine.cost.datasheets import nominal
-from engine.cost.model import Costs, known_peak
+from engine.cost.model import known_peak
 from engine.errors import ConfigError
+from engine.job import Job
 
 OURS = replace(nominal("local"), source="measured", **alike(1.25e10), overlap=0.3, step_s=0.0)
 
@@ -151,7 +152,7 @@ def test_a_file_that_is_no_text(file: Path) -> None:
 
 
 def test_costs_come_from_the_file_that_the_config_names(file: Path) -> None:
-    costs = Costs.of(load([f"cluster.calibration={file}"]))
+    costs = Job(load([f"cluster.calibration={file}"])).costs
     assert costs.source == "a CPU core (measured)"
     assert costs.peak_flops_per_s == OURS.peak_flops_per_s
     assert known_peak(load([f"cluster.calibration={file}"])) == OURS.peak_flops_per_s

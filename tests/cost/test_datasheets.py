@@ -11,8 +11,8 @@ from engine.config import tree
 from engine.config.load import load
 from engine.cost.calibration import read
 from engine.cost.datasheets import nominal, sheet_peak
-from engine.cost.model import Costs
 from engine.family.parameters import LINEAR_KINDS
+from engine.job import Job
 from tests.presets import LLAMA7B_256K
 
 PRESETS = tree.groups()["cluster"]
@@ -47,7 +47,7 @@ def test_it_is_marked_as_a_data_sheet_with_its_source(name: str) -> None:
     assert found.source.startswith("data sheet https://www.nvidia.com/")
     assert found.device.split()[0].lower() == name.rpartition("x")[0]
     recipe = [*LLAMA7B_256K, f"cluster={name}", "cluster.nodes=256"]
-    assert Costs.of(load(recipe)).source == f"{found.device} ({found.source})"
+    assert Job(load(recipe)).costs.source == f"{found.device} ({found.source})"
 
 
 def test_newer_is_never_slower() -> None:

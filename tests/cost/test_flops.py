@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from engine.config.load import load
 from engine.config.schema import Model
 from engine.cost.flops import attention, attention_flops, linear_flops, pairs, products
-from engine.cost.model import Costs
 from engine.family.families import unnamed
+from engine.job import Job
 from tests.presets import LLAMA7B_256K
 
 
@@ -37,7 +37,7 @@ def test_llama_7b_with_8_key_heads_by_hand() -> None:
     }
     assert linear_flops(model) == 2 * linear_weights(model)
     assert attention_flops(attention(model), 1) == 4 * 4096 * 32
-    step = Costs.of(load(LLAMA7B_256K)).flops(np.array([10, 3], dtype=np.int64))
+    step = Job(load(LLAMA7B_256K)).costs.flops(np.array([10, 3], dtype=np.int64))
     assert step == 3 * (13 * linear_flops(model) + (55 + 6) * attention_flops(attention(model), 1))
 
 

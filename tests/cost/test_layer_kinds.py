@@ -11,7 +11,6 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost import activations, flops
 from engine.cost.collectives import collectives, expert_collectives
-from engine.cost.model import Costs
 from engine.cost.sizes import device_parameters, expert_parameters, parameters
 from engine.cost.stages import stages
 from engine.cost.times import unsplit
@@ -19,6 +18,7 @@ from engine.family import families
 from engine.family.families import FAMILIES, family_of, parameters_of
 from engine.family.layers import LayerKind
 from engine.family.parameters import Parameter
+from engine.job import Job
 
 WINDOW = 7
 # Every second layer has a window; the last three of the six layers have experts.
@@ -73,9 +73,9 @@ def test_flops_of_attention_are_counted_layer_by_layer() -> None:
     pair = 4 * config.model.heads * config.model.head_dim
     attention = sum(pair * keys(length, window) for length in LENGTHS for window in (None, WINDOW) * 3)
     linear = flops.linear_flops(config.model) * sum(LENGTHS)
-    assert Costs.of(config).flops(np.array(LENGTHS)) == flops.PASSES * (linear + attention)
-    full = Costs.of(load(SHAPE))
-    assert Costs.of(windowed("model.window=30")).flops(np.array(LENGTHS)) == full.flops(np.array(LENGTHS))
+    assert Job(config).costs.flops(np.array(LENGTHS)) == flops.PASSES * (linear + attention)
+    full = Job(load(SHAPE)).costs
+    assert Job(windowed("model.window=30")).costs.flops(np.array(LENGTHS)) == full.flops(np.array(LENGTHS))
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -83,7 +83,7 @@ def test_flops_of_attention_are_counted_layer_by_layer() -> None:
 def test_the_time_of_a_sequence_is_the_sum_over_layers(recompute: str, length: int) -> None:
     """Of single layers with and without the window, each at the rates of a model without windows."""
     plain, rates = (
-        Costs.of(config).rates
+        Job(config).costs.rates
         for config in (load([*SHAPE, f"recompute={recompute}"]), windowed(f"recompute={recompute}"))
     )
     layers = (None, WINDOW) * 3
@@ -95,7 +95,7 @@ def test_the_time_of_a_sequence_is_the_sum_over_layers(recompute: str, length: i
 
 
 def test_a_window_changes_no_bytes() -> None:
-    costs, plain = Costs.of(windowed("parallel.pp=2")), Costs.of(load([*SHAPE, "parallel.pp=2"]))
+    costs, plain = Job(windowed("parallel.pp=2")).costs, Job(load([*SHAPE, "parallel.pp=2"])).costs
     assert replace(costs, rates=plain.rates, attention=plain.attention, later_stages=()) == replace(
         plain, later_stages=()
     )
@@ -106,7 +106,7 @@ def test_windows_of_several_sizes_are_a_bug(monkeypatch: pytest.MonkeyPatch) -> 
     kinds = (LayerKind(3, 8, experts=False), LayerKind(3, 16, experts=False))
     monkeypatch.setitem(families.FAMILIES, "llama", replace(FAMILIES["llama"], layers=lambda model: kinds))
     with pytest.raises(ValueError, match="one size"):
-        Costs.of(load(SHAPE))
+        assert Job(load(SHAPE)).costs
 
 
 def test_parameters_and_flops_of_mixed_layers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_stages_have_the_bytes_and_the_work_of_their_own_layers(monkeypatch: pyt
     config = mixed(monkeypatch, "parallel.pp=2", "parallel.stages=[3,3]", "cluster.ranks_per_node=2")
     model, dense, sparse = config.model, load(SHAPE), load([*SHAPE, *EXPERTS])
     saved = [activations.layers_bytes(one.model, flops.kinds(one.model), config.dtype) // 2 for one in (dense, sparse)]
-    costs = Costs.of(config)
+    costs = Job(config).costs
     assert [stage.token_bytes for stage in costs.stages] == [2 * saved[0], saved[1]], "1F1B: two in flight, and one"
     assert activations.layers_bytes(model, MIXED, config.dtype) == sum(saved)
     assert costs.stages[1].instants[0].token > costs.stages[0].instants[0].token, "experts need more in a layer"
@@ -160,5 +160,5 @@ def test_expert_parallelism_shares_the_experts_of_three_layers(monkeypatch: pyte
 
 
 def test_mixed_layers_have_the_rates_of_their_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = [Costs.of(config).rates for config in (mixed(monkeypatch), windowed())]
+    both = [Job(config).costs.rates for config in (mixed(monkeypatch), windowed())]
     assert [(rates.windowed, rates.window, rates.pair_f) for rates in both] == [(0.5, WINDOW, both[1].pair_f)] * 2

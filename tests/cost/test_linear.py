@@ -17,6 +17,7 @@ from engine.cost.linear import ffn_share, token_seconds
 from engine.cost.model import Costs
 from engine.cost.stages import stages
 from engine.family.families import parameters_of
+from engine.job import Job
 
 EXPERTS = ["model.family=mixtral", "model.experts=8", "model.top_k=2"]
 MODELS = pytest.mark.parametrize("more", [[], EXPERTS], ids=["dense", "experts"])
@@ -30,6 +31,10 @@ def config(*more: str) -> Config:
 
 def rates(**changes: Any) -> Calibration:
     return replace(nominal("local"), **changes)
+
+
+def costs_of(of: Config, known: Calibration) -> Costs:
+    return Costs.of(of, Job(of).cluster, known)
 
 
 def seconds(of: Config, known: Calibration, name: str) -> float:
@@ -50,10 +55,10 @@ def seconds(of: Config, known: Calibration, name: str) -> float:
 def test_the_time_of_a_token_is_the_sum_over_its_matrices(more: list[str]) -> None:
     of, known = config(*more), rates(**MIXED, half_tokens=0.0)
     expected = sum(seconds(of, known, name) for name in parameters_of(of.model))
-    found = Costs.of(of, known).rates
+    found = costs_of(of, known).rates
     assert found.token_f == pytest.approx(1e9 * expected, rel=1e-12)
     assert found.token_b == pytest.approx(known.linear_backward * found.token_f)
-    read = Costs.of(of, replace(known, half_tokens=10.0)).rates.micro - found.micro
+    read = costs_of(of, replace(known, half_tokens=10.0)).rates.micro - found.micro
     assert read == pytest.approx(10 * (found.token_f + found.token_b)), "weights are read at the rates of their kinds"
 
 
@@ -83,7 +88,7 @@ def test_a_stage_with_the_slow_head_does_more_of_the_work(more: list[str]) -> No
     first = stages(of)[0]
     times = {name: seconds(of, known, name) for name in parameters_of(of.model)}
     in_first = sum(time for name, time in times.items() if name.startswith(tuple(f"layers.{n}." for n in first)))
-    costs = Costs.of(of, known)
+    costs = costs_of(of, known)
     assert costs.shares == pytest.approx([in_first / sum(times.values()), 1 - in_first / sum(times.values())])
-    even = Costs.of(of, rates()).shares
+    even = costs_of(of, rates()).shares
     assert costs.shares[1] > even[1] and costs.among(of, 7).work_shares == costs.work_shares

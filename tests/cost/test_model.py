@@ -19,6 +19,7 @@ from engine.cost.calibration import Calibration, alike
 from engine.cost.datasheets import nominal
 from engine.cost.linear import ffn_share
 from engine.cost.model import Costs
+from engine.job import Job
 from engine.units import PPM
 from tests.planner.samples import COSTS, ints
 from tests.presets import LLAMA7B_256K
@@ -27,7 +28,7 @@ TINY = load(["model=tiny"])
 
 
 def of(*overrides: str) -> Costs:
-    return Costs.of(load([*LLAMA7B_256K, *overrides]))
+    return Job(load([*LLAMA7B_256K, *overrides])).costs
 
 
 def costs_of(config: Config, rates: Calibration) -> Costs:
@@ -36,7 +37,7 @@ def costs_of(config: Config, rates: Calibration) -> Costs:
         path = Path(folder) / "calibration.json"
         replace(rates, cluster=config.cluster.name).write(path)
         cluster = config.cluster.model_copy(update={"calibration": str(path)})
-        return Costs.of(config.model_copy(update={"cluster": cluster}))
+        return Job(config.model_copy(update={"cluster": cluster})).costs
 
 
 def test_a_sequence_costs_its_tokens_and_its_causal_pairs() -> None:
@@ -321,8 +322,9 @@ def test_costs_of_given_rates_are_those_of_a_file_with_them(overrides: tuple[str
     """All of them, so that planner and simulator never use two different machines."""
     config = load([*LLAMA7B_256K, *overrides])
     rates = replace(nominal("h100x8"), micro_batch_s=7e-3, half_tokens=5000.0, **alike(1e14), step_s=0.5)
-    assert Costs.of(config, rates) == costs_of(config, rates)
-    assert Costs.of(config, rates).fixed == round(Costs.of(config, rates).rates.micro) != Costs.of(config).fixed
+    given = Costs.of(config, Job(config).cluster, rates)
+    assert given == costs_of(config, rates)
+    assert given.fixed == round(given.rates.micro) != Job(config).costs.fixed
 
 
 @pytest.mark.parametrize(("nodes", "tp"), [(128, 1), (128, 2), (16, 1)])
@@ -363,7 +365,8 @@ def test_inside_one_node_gradients_and_weights_travel_over_its_links(overrides: 
 def test_a_network_faster_than_what_a_reduction_reaches_in_a_node_does_not_speed_it_up() -> None:
     config, slow = load(LLAMA7B_256K), replace(nominal("h100x8"), reduce_bytes_per_s=1e9)
     rates = [replace(slow, network_bytes_per_s=network) for network in (1e9, 1e12)]
-    assert Costs.of(config, rates[0]).step == Costs.of(config, rates[1]).step
+    first, second = (Costs.of(config, Job(config).cluster, one) for one in rates)
+    assert first.step == second.step
 
 
 @given(st.integers(0, 10**7), st.integers(0, PPM), st.integers(1, 80))

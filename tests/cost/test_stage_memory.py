@@ -10,10 +10,10 @@ from engine.attention.kernels.choice import choose
 from engine.cluster.mesh import Place
 from engine.config.load import load
 from engine.config.schema import Config
-from engine.cost.model import Costs
 from engine.cost.sizes import device_parameters
 from engine.cost.stages import stages
 from engine.cost.states import states
+from engine.job import Job
 from engine.models.build import build_model
 from engine.models.common.initialise import initialise
 from engine.models.common.part import Between
@@ -67,8 +67,8 @@ def test_parameters_with_shares_of_the_experts(ep: int) -> None:
 def test_each_micro_batch_in_flight_keeps_two_layers() -> None:
     """Counted by hand, layer by layer, for stages of unequal layers."""
     asked = config(1, 3, "model.layers=9", "parallel.stages=[2,4,3]", "cluster.ranks_per_node=3")
-    costs, ratio, tokens = Costs.of(asked), 500_000, 1000
-    layer = Costs.of(config(1, 1, "model.layers=9")).token_bytes // 9
+    costs, ratio, tokens = Job(asked).costs, 500_000, 1000
+    layer = Job(config(1, 1, "model.layers=9")).costs.token_bytes // 9
     assert [stage.layers for stage in costs.stages] == [len(cut) for cut in stages(asked)] == [2, 4, 3]
     away = [in_flight * (own - 2) * layer * tokens // 2 for in_flight, own in ((3, 2), (2, 4), (1, 3))]
     for stage, expected in zip(costs.stages, away, strict=True):
@@ -124,7 +124,7 @@ def all_saved(tp: int) -> dict[str, tuple[int, int]]:
     found = {}
     for pp in (pp for of, pp in MESHES if of == tp):
         for keys in MODES:
-            for stage, costs in enumerate(Costs.of(config(tp, pp, *keys)).stages):
+            for stage, costs in enumerate(Job(config(tp, pp, *keys)).costs.stages):
                 estimate = TOKENS * costs.token_bytes // costs.in_flight
                 found[f"tp {tp} pp {pp} stage {stage} {keys}"] = (saved(tp, pp, stage, keys), estimate)
     return found

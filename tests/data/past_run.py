@@ -10,9 +10,9 @@ from engine.config.sources import source_configs
 from engine.data.ledger import Ledger
 from engine.data.overview import Corpora
 from engine.data.steps import Cursor
+from engine.job import Job
 from engine.launch.prepare import write_facts
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.run import metrics
 from engine.run.folder import RunFolder
 
@@ -22,7 +22,7 @@ def run_of(tmp_path: Path, *overrides: str, steps: int) -> tuple[RunFolder, Conf
     folder = RunFolder(tmp_path / "run")
     folder.root.mkdir()
     config = load(["recipe=quickstart", f"data.cache={tmp_path / 'cache'}", *overrides])
-    corpora, settings, cursor = Corpora(config), PlanSettings.of(config), Cursor()
+    corpora, settings, cursor = Corpora(config), Job(config).settings, Cursor()
     write_facts(folder, config, corpora, 0)
     ledger = Ledger(folder.ledger, list(source_configs(config.data)))
     for step in range(1, steps + 1):

@@ -12,8 +12,8 @@ from engine.data.ledger import SHARD, Ledger
 from engine.data.overview import Corpora
 from engine.data.steps import Cursor
 from engine.errors import ConfigError, DataError
+from engine.job import Job
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.run import metrics
 from engine.run.folder import RunFolder
 from tests.data.past_run import run_of
@@ -43,7 +43,7 @@ def test_a_step_has_the_documents_that_training_had(run: tuple[RunFolder, Config
         found = corpora.steps.next(cursor)
         assert found is not None
         table, cursor = found
-        plan, traced = plan_step(table.length, PlanSettings.of(config)), history.trace_step(step)
+        plan, traced = plan_step(table.length, Job(config).settings), history.trace_step(step)
         assert [one.length for one in traced] == table.length.tolist()
         assert [one.loss_tokens for one in traced] == table.loss_tokens.tolist()
         rings = [plan.ring_ranks[a:b].tolist() for a, b in zip(plan.ring_start, plan.ring_start[1:], strict=False)]

@@ -23,8 +23,8 @@ from engine.data.ledger import ROW, SHARD, Ledger
 from engine.data.steps import Cursor, SequenceTable, Steps
 from engine.errors import DataError, ExitCode
 from engine.files import append
+from engine.job import Job
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.trainer.rank import explain
 from engine.units import Ints
 from tests.planner.samples import by_hand, ints
@@ -269,7 +269,7 @@ def recorded(corpora: list[Corpus], folder: Path, ranks: int, restored: bool) ->
     """The files of sequences after 20 steps on some ranks; `restored` after each step, from its cursor as JSON."""
     config = load(["recipe=quickstart", f"cluster.ranks_per_node={ranks}", "context=16", "batch_tokens=64"])
     settings, steps, cursor, ledger = (
-        PlanSettings.of(config),
+        Job(config).settings,
         Steps(corpora, config),
         Cursor(),
         Ledger(folder, ["data"]),
@@ -300,7 +300,7 @@ def test_shards_name_the_ranks_of_rings(make_corpus: Callable[..., Corpus], tmp_
     config = load(["recipe=quickstart", "cluster.ranks_per_node=4", "context=64", "capacity=16", "batch_tokens=64"])
     found = Steps([make_corpus([64, 3])], config).next(Cursor())
     assert found is not None
-    plan = plan_step(found[0].length, PlanSettings.of(config))
+    plan = plan_step(found[0].length, Job(config).settings)
     ledger = Ledger(tmp_path, ["data"])
     ledger.record(1, found[0], plan)
     (long,) = np.flatnonzero(ledger.documents(1)["length"] == 64).tolist() or [None]

@@ -14,8 +14,8 @@ from engine.data.profile import Suggestion, describe, suggest
 from engine.data.scan import Documents, mixed
 from engine.data.steps import piece_bounds
 from engine.errors import MemoryFitError
+from engine.job import Job
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.units import Ints
 
 K = 1024
@@ -28,14 +28,15 @@ def ints(*values: int) -> Ints:
 
 def suggested(lengths: Ints, *overrides: str) -> tuple[Suggestion, Config]:
     config = load([*RANKS, *overrides])
-    settings = PlanSettings.of(config)
-    return suggest(Documents(lengths), config, settings, settings.costs.most_tokens(settings.device_memory)), config
+    settings = Job(config).settings
+    return suggest(Documents(lengths), Job(config), settings.costs.most_tokens(settings.device_memory)), config
 
 
 def memory_of(tokens: int) -> str:
     """The override with which a device holds exactly `tokens` tokens, all in rings."""
-    costs = PlanSettings.of(load(RANKS)).costs
-    allowance, tensors = Allowance.of(load([])), int(costs.peak_bytes(ints(tokens), ints(tokens))[0])
+    job = Job(load(RANKS))
+    costs = job.costs
+    allowance, tensors = Allowance.of(job.config, job.cluster), int(costs.peak_bytes(ints(tokens), ints(tokens))[0])
     return f"cluster.device_memory={tensors + allowance.context + allowance.fragmentation(tensors)}"
 
 
@@ -112,11 +113,11 @@ def test_samples_of_sources_count_for_all_that_they_stand_for() -> None:
 
 
 def test_suggestions_for_a_mixture_are_those_for_documents_that_are_repeated() -> None:
-    settings = PlanSettings.of(config := load([*RANKS, "context=8K", "capacity=2K", "batch_tokens=4K"]))
+    config = load([*RANKS, "context=8K", "capacity=2K", "batch_tokens=4K"])
     web, code = [100] * 60, [3000] * 3
     repeated = Documents(ints(*web, *code * 7))
     mixture = mixed({"w": Documents(ints(*web)), "c": Documents(ints(*code))}, {"w": 6000, "c": 63000})
-    assert suggest(mixture, config, settings, 10**6) == suggest(repeated, config, settings, 10**6)
+    assert suggest(mixture, Job(config), 10**6) == suggest(repeated, Job(config), 10**6)
 
 
 def test_a_capacity_that_holds_99_percent_of_the_sequences() -> None:
@@ -138,7 +139,7 @@ def test_the_largest_capacity_that_fits() -> None:
     own = ["context=8K", "capacity=2K", "batch_tokens=64K", memory_of(5 * K + 7), "cluster.headroom=0"]
     found, config = suggested(np.full(100, 8 * K), *own)
     assert (found.capacity, found.reason, found.fits) == (5 * K, "the most that fits without offload", True)
-    settings = PlanSettings.of(config)
+    settings = Job(config).settings
     plan_step(np.full(8, 8 * K), replace(settings, capacity=5 * K))
     with pytest.raises(MemoryFitError):
         plan_step(np.full(8, 8 * K), replace(settings, capacity=6 * K))
@@ -163,7 +164,7 @@ def test_the_largest_ring_holds_the_longest_and_shares_its_cost() -> None:
     assert even.ring_limit == 4
     lengths = np.concatenate([np.full(2000, 1000), [12 * K]])
     rare, config = suggested(lengths, *own)
-    costs = PlanSettings.of(config).costs
+    costs = Job(config).settings.costs
     of_a_rank = costs.sequence(lengths).sum() / lengths.sum() * config.batch_tokens / 4
     needed = max(12 * K / rare.capacity, costs.sequence(ints(12 * K))[0] / of_a_rank)
     assert rare.ring_limit == min(4, int(np.ceil(needed)))

@@ -26,9 +26,9 @@ from engine.data.pack import pack
 from engine.data.sources import jsonl
 from engine.data.steps import Cursor
 from engine.data.tokenizers.load import open_tokenizer
+from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.plan.schedule import shard_spans
-from engine.planner.settings import PlanSettings
 
 STEPS, SEED, NAMES = 60, 1, ("web", "code")
 encode = open_tokenizer("bytes").document
@@ -66,7 +66,7 @@ Disturb = Callable[[int, Corpora, Cursor], None]
 
 def ledger_of(config: Config, out: Path, disturb: Disturb = lambda *given: None, restart: bool = False) -> bytes:
     """Run the data plane alone for 60 steps; return the ledger's documents. `restart` begins again in each step."""
-    settings, corpora, cursor, ledger = PlanSettings.of(config), Corpora(config), Cursor(), Ledger(out, NAMES)
+    settings, corpora, cursor, ledger = Job(config).settings, Corpora(config), Cursor(), Ledger(out, NAMES)
     for step in range(1, STEPS + 1):
         if restart:
             corpora, ledger = Corpora(config), Ledger(out, NAMES)
@@ -99,7 +99,7 @@ def test_over_worlds_and_capacities(folder: Path, expected: bytes, tmp_path: Pat
 def test_ranks_read_what_the_ledger_says(folder: Path, tmp_path: Path, ranks: int) -> None:
     """Ranks open the sources each by itself, pack what they need, and read their inputs after random delays."""
     config = config_of(folder, tmp_path / "cache", f"capacity={700 // min(ranks, 3) + 1}", ranks=ranks)
-    settings, corpora, cursor, steps = PlanSettings.of(config), Corpora(config), Cursor(), list[tuple[Any, Any]]()
+    settings, corpora, cursor, steps = Job(config).settings, Corpora(config), Cursor(), list[tuple[Any, Any]]()
     for _ in range(12):
         found = corpora.steps.next(cursor)
         assert found is not None

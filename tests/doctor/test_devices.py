@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from engine.cluster.cluster import Cluster
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.doctor import devices, libraries
 from engine.doctor.libraries import Libraries
+from engine.job import Job
 from engine.launch.checks import launchable
 
 CPUS = load([])
@@ -33,7 +33,7 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gpus(config: Config, found: Libraries) -> Any:
-    return devices.gpus(config, Cluster.of(config.cluster), found)
+    return devices.gpus(Job(config), found)
 
 
 def test_a_torch_that_cannot_be_imported_fails_once() -> None:
@@ -83,7 +83,7 @@ def test_nccl_must_keep_the_order_of_kernels_for_zero_3(with_gpus: None) -> None
         (ZERO3, answers(), "ok"),
         (GPUS, answers(nccl={"version": None}), "failed"),
     ):
-        assert devices.nccl(config, Cluster.of(config.cluster), found).state == state
+        assert devices.nccl(Job(config), found).state == state
 
 
 def test_one_queue_for_all_streams_fails_only_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

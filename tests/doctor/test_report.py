@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.cluster.cluster import Cluster
 from engine.config.load import load
 from engine.doctor.check import Check, failed, ok, warning
 from engine.doctor.report import bug_report
+from engine.job import Job
 
 
 def test_a_report_names_no_user_host_or_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def test_a_report_names_no_user_host_or_place(tmp_path: Path, monkeypatch: pytes
         warning("data cache", "~/x, ./y and /mnt/team-x/data are slow", ""),
     ]
     checks = [Check(**{**vars(check), "section": "hosts" if "host " in check.name else "storage"}) for check in checks]
-    text = bug_report(checks, config, Cluster.of(config.cluster))
+    text = bug_report(checks, Job(config))
     names = ("secret", "corp", "jdoe", "ci-user", "gpu-a", "gpu-d", "10.1.2.3", "fe80")
     for secret in (*names, "my run", "/home", "/mnt", "team", "~", "/y"):
         assert secret not in text, secret

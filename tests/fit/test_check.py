@@ -17,7 +17,7 @@ from engine.fit.check import fit_error
 from engine.fit.estimate import estimate
 from engine.fit.largest import largest_capacity
 from engine.fit.problem import fit_problem
-from engine.planner.settings import PlanSettings
+from engine.job import Job
 from engine.units import PPM
 from tests.presets import LLAMA3_8B_256K, LLAMA7B_2M, LLAMA7B_256K
 
@@ -25,7 +25,7 @@ from tests.presets import LLAMA3_8B_256K, LLAMA7B_2M, LLAMA7B_256K
 def problem(*keys: str) -> tuple[str, str] | None:
     """Key and message of what does not fit, if anything."""
     config = load([*keys])
-    found = fit_problem(config, PlanSettings.of(config))
+    found = fit_problem(Job(config))
     return None if found is None else (str(found.key), found.message)
 
 
@@ -45,7 +45,7 @@ def test_a_context_that_the_ranks_do_not_hold_does_not_fit() -> None:
 
 def test_a_ratio_that_the_host_has_no_memory_for_does_not_fit() -> None:
     keys = [*LLAMA7B_2M, "offload.ratio=0.5", "cluster.headroom=0"]
-    needs = int(PlanSettings.of(load(keys)).costs.host_bytes(np.int64(8192), PPM // 2))
+    needs = int(Job(load(keys)).settings.costs.host_bytes(np.int64(8192), PPM // 2))
     assert problem(*keys, f"cluster.host_memory={needs}") is None
     found = problem(*keys, f"cluster.host_memory={needs - 1}")
     assert found is not None and found[0] == "offload.ratio"
@@ -70,7 +70,7 @@ def test_the_capacity_comes_before_the_context() -> None:
 
 def test_the_error_has_suggestions_in_its_hint_and_in_its_json() -> None:
     config = load(["context=8K"])
-    error = fit_error(config)
+    error = fit_error(Job(config))
     assert error is not None and error.code == 10
     *hints, shorter = str(error.problems[0].hint).split("; or ")
     assert [way["set"] for way in error.found["ways"]] == hints and shorter.startswith("context=")
@@ -180,7 +180,7 @@ def test_a_machine_that_is_smaller_than_the_config_says_has_one_answer(
 
 @pytest.mark.parametrize("keys", [[*LLAMA3_8B_256K, "cluster.nodes=2", "capacity=32K"], LLAMA7B_256K])
 def test_the_largest_capacity_is_the_same_in_all_commands(keys: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    settings = PlanSettings.of(load(keys))
+    settings = Job(load(keys)).settings
     largest, plain = largest_capacity(settings), largest_capacity(settings.without_offload())
     assert run(["estimate-memory", *keys, "--fit", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -195,13 +195,13 @@ def test_headroom_is_left_free_on_the_device_and_on_the_host() -> None:
     """What fits with 0 and fills the memory does not fit with more; neither does what fills the host."""
     keys = [*LLAMA7B_2M, "offload.ratio=0"]
     config = load([*keys, "cluster.headroom=0"])
-    peak = estimate(config, PlanSettings.of(config)).peak
+    peak = estimate(Job(config)).peak
     full = [*keys, f"cluster.device_memory={peak}"]
     assert problem(*full, "cluster.headroom=0") is None
     found = problem(*full, "cluster.headroom=0.01")
     assert found is not None and found[0] == "cluster.device_memory" and "cluster.headroom=0.01" in found[1]
     host = [*LLAMA7B_2M, "optimizer.on_host=true", "zero.stage=3"]
-    states = PlanSettings.of(load(host)).costs.host_fixed_bytes
+    states = Job(load(host)).settings.costs.host_fixed_bytes
     host.append(f"cluster.host_memory={states}")
     assert problem(*host, "cluster.headroom=0", "offload.ratio=0") is None
     found = problem(*host, "cluster.headroom=0.01", "offload.ratio=0")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.allowance import Allowance
-from engine.cost.model import Costs
 from engine.data.lengths import step_lengths
 from engine.fit.estimate import (
     Load,
@@ -25,9 +24,9 @@ from engine.fit.estimate import (
     most_on_host,
 )
 from engine.fit.suggestions import table
+from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.plan.loads import micro_loads
-from engine.planner.settings import PlanSettings
 from engine.units import PPM
 from tests.presets import LLAMA7B_2M
 
@@ -63,11 +62,11 @@ def test_the_items_add_up_to_what_verify_counts_and_the_allowances(
     name: str, keys: dict[str, Any], tokens: int, offload: int, first: bool
 ) -> None:
     config = changed(MODELS[name], keys)
-    settings = PlanSettings.of(config)
-    found = estimate(config, settings, Load(tokens, tokens // 2, offload, first))
+    settings = Job(config).settings
+    found = estimate(Job(config), Load(tokens, tokens // 2, offload, first))
     counted = int(settings.costs.peak_bytes(np.int64(tokens), np.int64(tokens // 2), offload, first))
     assert all(item >= 0 for item in found.items.values())
-    allowance = Allowance.of(config)
+    allowance = Allowance.of(config, Job(config).cluster)
     assert sum(found.items.values()) == found.peak == counted + allowance.context + allowance.fragmentation(counted)
     assert found.items["other"] == found.context + found.fragmentation
     fits = found.peak + found.headroom <= found.device_total
@@ -79,8 +78,7 @@ def test_the_items_add_up_to_what_verify_counts_and_the_allowances(
 @given(st.sampled_from(sorted(MODELS)), CONFIGS, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, PPM))
 def test_more_tokens_never_need_less(name: str, keys: dict[str, Any], tokens: int, more: int, offload: int) -> None:
     config = changed(MODELS[name], keys)
-    settings = PlanSettings.of(config)
-    less, full = (estimate(config, settings, Load(n, n, offload)) for n in (tokens, tokens + more))
+    less, full = (estimate(Job(config), Load(n, n, offload)) for n in (tokens, tokens + more))
     assert less.peak <= full.peak
     assert less.host - less.checkpoint <= full.host - full.checkpoint
     assert less.checkpoint >= full.checkpoint, "a copy of the states needs what activations leave"
@@ -89,24 +87,24 @@ def test_more_tokens_never_need_less(name: str, keys: dict[str, Any], tokens: in
 def test_the_host_has_a_copy_of_the_states_only_where_it_fits() -> None:
     """Else a config would be refused for a copy without which training only waits for checkpoints."""
     config = load([*LLAMA7B_2M, "offload.ratio=0", "cluster.host_memory=64GiB"])
-    found = most_on_host(config, settings := PlanSettings.of(config))
-    parameters, ranks = Costs.of(config).parameters, settings.ranks
-    assert found.checkpoint == copy_bytes(config, settings) == found.host
+    found = most_on_host(Job(config))
+    parameters, ranks = Job(config).costs.parameters, Job(config).settings.ranks
+    assert found.checkpoint == copy_bytes(Job(config)) == found.host
     assert found.checkpoint == 12 * -(-parameters // ranks) + (2 * parameters if config.zero.stage < 3 else 0)
     small = load([*LLAMA7B_2M, "offload.ratio=0", f"cluster.host_memory={found.host - 1}"])
-    found = most_on_host(small, PlanSettings.of(small))
+    found = most_on_host(Job(small))
     assert found.checkpoint == found.host == 0 and found.fits
 
 
 def test_the_fullest_micro_batch_is_the_capacity_or_with_offload_more_of_one_sequence() -> None:
     plain = load([*LLAMA7B_2M, "offload.ratio=0"])
-    assert fullest(plain, PlanSettings.of(plain)) == Load(8192, 8192, 0)
+    assert fullest(Job(plain)) == Load(8192, 8192, 0)
     more = load(LLAMA7B_2M)
-    found = fullest(more, PlanSettings.of(more))
+    found = fullest(Job(more))
     assert found.tokens > 5 * 8192 and 0 < found.offload <= PPM
-    assert estimate_fullest(more, PlanSettings.of(more)).load == found
-    assert estimate_fullest(more, PlanSettings.of(more)).fits
-    assert estimate(more, PlanSettings.of(more)).load == Load(8192, 8192, 0), "the capacity of the config comes first"
+    assert estimate_fullest(Job(more)).load == found
+    assert estimate_fullest(Job(more)).fits
+    assert estimate(Job(more)).load == Load(8192, 8192, 0), "the capacity of the config comes first"
 
 
 def test_no_more_is_offloaded_than_a_capacity_needs_and_no_sequence_is_longer_than_the_context() -> None:
@@ -114,21 +112,20 @@ def test_no_more_is_offloaded_than_a_capacity_needs_and_no_sequence_is_longer_th
     keys = ["cluster=h100x8", "model=llama3-8b", "dtype=bf16", "cluster.ranks_per_node=1", "memory=zero3_recompute"]
     sizes = ["optimizer.on_host=true", "context=150K", "capacity=150K", "cluster.host_memory=1T"]
     config = load([*keys, *sizes])
-    settings = PlanSettings.of(config)
-    load_ = fullest(config, settings)
+    load_ = fullest(Job(config))
     assert load_.tokens == 150 * 1024
     assert 0 < load_.offload < PPM
-    assert estimate(config, settings).fits
+    assert estimate(Job(config)).fits
     less = Load(load_.tokens, load_.buffers, load_.offload - 1000)
-    assert not estimate(config, settings, less).fits
+    assert not estimate(Job(config), less).fits
 
 
 def test_a_tile_larger_than_the_micro_batch_is_as_large_as_that() -> None:
     found = []
     for tile in ("8K", "2G", "2K"):
         config = load([*LLAMA7B_2M, "offload.ratio=0", f"mlp_tile={tile}"])
-        settings = PlanSettings.of(config)
-        found.append(estimate(config, settings).peak)
+        settings = Job(config).settings
+        found.append(estimate(Job(config)).peak)
         most = settings.costs.most_tokens(settings.device_memory)
         assert settings.costs.peak_bytes(np.int64(most), np.int64(most)) <= settings.device_memory
         assert settings.costs.peak_bytes(np.int64(most + 1), np.int64(most + 1)) > settings.device_memory
@@ -138,10 +135,10 @@ def test_a_tile_larger_than_the_micro_batch_is_as_large_as_that() -> None:
 def test_the_worst_of_planned_steps() -> None:
     sizes = ["context=8K", "capacity=2K", "batch_tokens=32K", "lengths.max=8K", "cluster.ranks_per_node=4"]
     config = load(["lengths=github", *sizes])
-    settings = PlanSettings.of(config)
+    settings = Job(config).settings
     plans = [plan_step(lengths, settings) for lengths in step_lengths(config, 3)]
     assert settings.costs.filling_bytes > 0
-    found, peaks = estimate_plans(config, settings, plans), []
+    found, peaks = estimate_plans(Job(config), plans), []
     for plan in plans:
         tokens, buffers = micro_loads(plan)
         begins = set(plan.micro_start.tolist())
@@ -154,7 +151,7 @@ def test_the_worst_of_planned_steps() -> None:
 @pytest.mark.parametrize(("cluster", "context", "percent"), [("local", 520 << 20, 8), ("h100x8", 3936 << 20, 5)])
 def test_allowances_are_those_of_the_kind_of_device(cluster: str, context: int, percent: int) -> None:
     config = load([f"cluster={cluster}"])
-    found = estimate(config, PlanSettings.of(config))
+    found = estimate(Job(config))
     assert found.context == context
     assert found.fragmentation == pytest.approx((found.peak - found.items["other"]) * percent / 100, abs=1)
 
@@ -162,7 +159,7 @@ def test_allowances_are_those_of_the_kind_of_device(cluster: str, context: int, 
 def test_of_a_mixed_cluster_it_is_the_smallest_rank(tmp_path: Any) -> None:
     (tmp_path / "hosts").write_text("a slots=1\nb slots=1 memory=484M\n")
     config = load([f"cluster.hostfile={tmp_path / 'hosts'}", "context=100", "offload.ratio=0"])
-    found = estimate(config, PlanSettings.of(config))
+    found = estimate(Job(config))
     assert (found.device_total, found.node) == (484 * 2**20, "b")
     assert found.load.tokens < config.capacity
 
@@ -177,11 +174,11 @@ def unequal(tmp_path: Path, *more: str) -> Config:
 
 def test_the_fullest_micro_batch_of_large_ranks_is_not_held_against_the_memory_of_small_ones(tmp_path: Path) -> None:
     config = unequal(tmp_path, "model.kv_heads=1")
-    settings = PlanSettings.of(config)
+    settings = Job(config).settings
     plans = [plan_step(lengths, settings) for lengths in step_lengths(config, 2)]
-    found = estimate_plans(config, settings, plans)
+    found = estimate_plans(Job(config), plans)
     worst = max(int(settings.costs.peak_bytes(*micro_loads(plan), plan.offload).max()) for plan in plans)
-    allowed = found.context + Allowance.of(config).fragmentation(worst)
+    allowed = found.context + Allowance.of(config, Job(config).cluster).fragmentation(worst)
     assert worst + allowed > 700 * 2**20, "it would have been refused"
     assert found.fits and (found.node, found.device_total) == ("small", 700 * 2**20)
 
@@ -189,17 +186,16 @@ def test_the_fullest_micro_batch_of_large_ranks_is_not_held_against_the_memory_o
 def test_large_ranks_are_shown_where_they_are_nearest_to_their_limit(tmp_path: Path) -> None:
     """Small ranks never exceed their memory: their capacity follows from it."""
     config = unequal(tmp_path, "cluster.device_memory=800M")
-    found = estimate(config, PlanSettings.of(config))
+    found = estimate(Job(config))
     assert not found.fits
     assert (found.node, found.device_total, found.load.tokens) == ("large", 800 * 2**20, config.capacity)
 
 
 def test_the_table_holds_each_kind_of_rank_against_its_own_memory_too(tmp_path: Path) -> None:
     config = unequal(tmp_path, "cluster.device_memory=800M", "offload.ratio=0")
-    found = estimate(config, PlanSettings.of(config))
-    (row,) = (
-        row for row in table(config) if (row["zero.stage"], row["offload.ratio"], row["recompute"]) == (1, 0, "none")
-    )
+    found = estimate(Job(config))
+    keys = "zero.stage", "offload.ratio", "recompute"
+    (row,) = (row for row in table(Job(config)) if tuple(row[key] for key in keys) == (1, 0, "none"))
     assert (
         (row["fits"], row["node"], row["peak"]) == (found.fits, found.node, found.peak) == (False, "large", found.peak)
     )

@@ -19,17 +19,16 @@ import torch.distributed as dist
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.activations import kept_bytes
-from engine.cost.model import Costs
 from engine.cost.sizes import element_bytes
 from engine.cost.table import letters
 from engine.data.inputs import rank_inputs
 from engine.dtypes import DTYPES
 from engine.fit.estimate import Estimate, estimate
+from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.plan.loads import micro_loads
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.ratios import Load
-from engine.planner.settings import PlanSettings
 from engine.trainer.model import make_model, make_offload
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import micro_batch_output, run_step, to_device
@@ -122,7 +121,7 @@ def settings_of(keys: list[str]) -> Config:
 
 def planned(lengths: list[int], config: Config) -> StepPlan:
     """The plan of these lengths with the config's offload ratio for each micro-batch, needed or not."""
-    settings = PlanSettings.of(config)
+    settings = Job(config).settings
     plan = plan_step(table_of(lengths, seed=3)[0].length, settings.without_offload())
     plan.offload[:] = settings.offload
     return plan
@@ -167,7 +166,7 @@ def one(lengths: list[int], config: Config) -> Found:
         patch("engine.cost.table.uses_gpus", lambda config: True),
     ):
         counted = estimated(config, plan, context.hdp_rank)
-        states_away = Costs.of(config).host_fixed_bytes  # a CPU's tensors are all in one memory
+        states_away = Job(config).costs.host_fixed_bytes  # a CPU's tensors are all in one memory
     expected_peak, copies = counted.peak - counted.items["other"] + states_away, copied_bytes(config)
     for pause_s in PAUSES_S:  # gloo's threads release late on a busy machine: that only adds to what is held
         peak = held() - arena + allocated(partial(step, pause_s)).peak
@@ -197,7 +196,7 @@ def estimated(config: Config, plan: StepPlan, rank: int) -> Estimate:
     last = int(plan.micro_start[rank + 1]) - 1
     first = last == int(plan.micro_start[rank])
     load = Load(int(tokens[last]), int(buffers[last]), int(plan.offload[last]), first)
-    return estimate(config, PlanSettings.of(config), load)
+    return estimate(Job(config), load)
 
 
 @cache

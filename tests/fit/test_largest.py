@@ -15,10 +15,10 @@ from engine.errors import MemoryFitError
 from engine.fit.estimate import estimate
 from engine.fit.largest import among, largest_capacity, least_nodes, least_ranks, longest_context, named_ratio, of_ranks
 from engine.fit.problem import fit_problem
+from engine.job import Job
 from engine.planner.checks import check_longest
 from engine.planner.make import plan_step
 from engine.planner.planners import PLANNERS
-from engine.planner.settings import PlanSettings
 from tests.planner.samples import ints, settings
 from tests.presets import LLAMA3_8B_2M, LLAMA7B_2M, LLAMA7B_256K
 
@@ -37,12 +37,12 @@ CASES = [load(keys) for keys in KEYS]
 def fits(config: Config, capacity: int) -> bool:
     """Whether the estimate says that this capacity fits, with a context no longer than it."""
     changed = config.model_copy(update={"capacity": capacity, "context": capacity})
-    return estimate(changed, PlanSettings.of(changed)).fits
+    return estimate(Job(changed)).fits
 
 
 @pytest.mark.parametrize("config", CASES, ids=map(" ".join, KEYS))
 def test_the_fitted_capacity_fits_and_one_token_more_does_not(config: Config) -> None:
-    own = PlanSettings.of(config)
+    own = Job(config).settings
     most = largest_capacity(own)
     assert fits(config, most)
     assert not fits(config, most + 1)
@@ -64,23 +64,22 @@ def test_a_capacity_of_any_device_and_host(device: int, host: int, ratio: int) -
 
 @pytest.mark.parametrize("config", CASES[:5], ids=map(" ".join, KEYS[:5]))
 def test_the_least_ranks_hold_the_context_and_fewer_do_not(config: Config) -> None:
-    own = PlanSettings.of(config)
-    ranks = least_ranks(config, own)
+    ranks = least_ranks(Job(config))
     group = config.parallel.tp * config.parallel.pp
     step = max(1, config.cluster.ranks_per_node // group)
     assert ranks is not None
-    assert longest_context(among(config, own, ranks)) >= config.context
+    assert longest_context(among(Job(config), ranks)) >= config.context
     fewer = ranks - (step if ranks > step else 1)
-    assert fewer == 0 or longest_context(among(config, own, fewer)) < config.context
+    assert fewer == 0 or longest_context(among(Job(config), fewer)) < config.context
 
 
 def test_ranks_beyond_a_node_are_those_of_whole_nodes() -> None:
     keys = [*LLAMA3_8B_2M, "offload.ratio=0"]
     config = load(keys)
-    ranks = least_ranks(config, PlanSettings.of(config))
+    ranks = least_ranks(Job(config))
     assert ranks is not None and ranks % 8 == 0
     few = load([*keys, "context=20K"])
-    ranks = least_ranks(few, PlanSettings.of(few))
+    ranks = least_ranks(Job(few))
     assert ranks is not None and ranks < 8
 
 
@@ -92,25 +91,25 @@ def test_the_least_ranks_are_a_cluster_that_can_be_asked_for(keys: str, context:
     """Ranks on parts of a node and on several nodes: the keys are valid, and hold the context."""
     given_ = ["cluster.nodes=768", *LLAMA7B_2M, f"context={context}", *keys.split()]
     config = load(given_)
-    ranks = least_ranks(config, PlanSettings.of(config))
+    ranks = least_ranks(Job(config))
     assert ranks is not None
-    asked = of_ranks(config, PlanSettings.of(config), ranks)
+    asked = of_ranks(Job(config), ranks)
     there = load([*given_[1:], *(f"{key}={value}" for key, value in asked.items())])
-    assert PlanSettings.of(there).ranks == ranks
-    assert estimate(there, PlanSettings.of(there)).fits
+    assert Job(there).settings.ranks == ranks
+    assert estimate(Job(there)).fits
 
 
 def test_no_cluster_has_more_ranks_than_can_be_planned() -> None:
     config = load([*LLAMA7B_2M, "cluster.host_memory=0", "cluster.device_memory=50GiB"])
-    assert largest_capacity(among(config, PlanSettings.of(config), 2**16)) < 2**16
+    assert largest_capacity(among(Job(config), 2**16)) < 2**16
     longer = config.model_copy(update={"context": 2**32})
-    assert least_ranks(longer, PlanSettings.of(config)) is None
+    assert least_ranks(Job(longer)) is None
 
 
 @pytest.mark.parametrize("offload", ["0", "auto"])
 def test_of_a_mixed_cluster_the_context_is_all_that_its_smallest_ranks_hold(tmp_path: Path, offload: str) -> None:
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=2G\n")
-    own = PlanSettings.of(load([f"cluster.hostfile={tmp_path / 'hosts'}", f"offload.ratio={offload}"]))
+    own = Job(load([f"cluster.hostfile={tmp_path / 'hosts'}", f"offload.ratio={offload}"])).settings
     full = replace(own, capacity=largest_capacity(own))
     small = int(own.cluster.memory.min())
     assert longest_context(own) == 4 * most_tokens(own.costs, own.budget(small)) < 4 * full.capacity
@@ -123,34 +122,34 @@ def test_a_ratio_that_is_named_is_what_the_host_has_to_hold() -> None:
     """The device would need less, but the host must hold the named ratio."""
     keys = [*LLAMA7B_2M, "offload.ratio=0.9", "cluster.host_memory=20GiB"]
     config = load(keys)
-    own = PlanSettings.of(config)
+    own = Job(config).settings
     most = largest_capacity(own, named_ratio(config))
     assert most < largest_capacity(own)
     for capacity, fit in ((most, True), (most + 1, False)):
         asked = load([*keys, f"capacity={capacity}"])
-        assert (fit_problem(asked, PlanSettings.of(asked)) is None) == fit
+        assert (fit_problem(Job(asked)) is None) == fit
 
 
 def test_no_number_of_ranks_helps_a_device_that_is_full_without_tokens() -> None:
     config = load([*LLAMA7B_2M, "cluster.device_memory=16GiB"])
-    assert least_ranks(config, PlanSettings.of(config)) is None
-    assert least_nodes(config, PlanSettings.of(config)) is None
+    assert least_ranks(Job(config)) is None
+    assert least_nodes(Job(config)) is None
 
 
 def test_the_least_nodes_on_which_the_capacity_fits() -> None:
     keys = [*LLAMA7B_2M, "offload.ratio=0", "context=8K", "cluster.device_memory=72GiB", "cluster.headroom=0"]
     config = load([*keys, "cluster.nodes=1"])
-    nodes = least_nodes(config, PlanSettings.of(config))
+    nodes = least_nodes(Job(config))
     assert nodes is not None and nodes > 1
     for count, fit in ((nodes, True), (nodes - 1, False)):
         there = load([*keys, f"cluster.nodes={count}"])
-        assert estimate(there, PlanSettings.of(there)).fits == fit
+        assert estimate(Job(there)).fits == fit
 
 
 def test_settings_among_the_same_ranks_are_the_same() -> None:
     for config in CASES:
-        own = PlanSettings.of(config)
-        other = among(config, own, own.ranks)
+        own = Job(config).settings
+        other = among(Job(config), own.ranks)
         assert (other.costs, other.host_memory, other.device_memory) == (own.costs, own.host_memory, own.device_memory)
         assert longest_context(other) == longest_context(own)
 
@@ -172,5 +171,5 @@ def test_a_capacity_that_fits_only_with_offload_is_planned_with_it(planner: str,
 def test_states_that_the_host_cannot_hold_are_refused_by_name() -> None:
     config = load([*LLAMA7B_256K, "optimizer.on_host=true", "cluster.host_memory=16M"])
     with pytest.raises(MemoryFitError, match="model states on the host") as caught:
-        plan_step(np.array([100]), PlanSettings.of(config))
+        plan_step(np.array([100]), Job(config).settings)
     assert caught.value.problems[0].key == "cluster.host_memory"

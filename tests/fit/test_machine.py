@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.cluster.cluster import Cluster
 from engine.config.load import load, read_resolved
 from engine.config.schema import Config
 from engine.fit import check, machine
 from engine.fit.check import fit_error
 from engine.fit.machine import on_this_machine
 from engine.hardware.prepare import measuring
+from engine.job import Job
 from engine.launch import supervise
 from engine.launch.agents.commands import NodeCommand
 from engine.launch.checks import launchable
@@ -33,8 +33,8 @@ def has(monkeypatch: pytest.MonkeyPatch, host: int | None, gpu: int | None, gpus
 
 
 def limited(*overrides: str) -> tuple[Config, list[str]]:
-    config = load([*overrides])
-    return on_this_machine(config, Cluster.of(config.cluster))
+    job, lines = on_this_machine(Job(load([*overrides])))
+    return job.config, lines
 
 
 def test_one_h200_beside_128_gib_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,13 +73,13 @@ def test_too_many_ranks_for_this_machine_are_told_how_many_fit(
 ) -> None:
     """More devices are no way out: each would take a part of the same memory."""
     has(monkeypatch, memory, None)
-    error = fit_error(load(["recipe=quickstart", "cluster.ranks_per_node=64"]), {"cluster.nodes"})
+    error = fit_error(Job(load(["recipe=quickstart", "cluster.ranks_per_node=64"])), {"cluster.nodes"})
     assert error is not None
     hint = str(error.problems[0].hint)
     assert hint.startswith(f"use cluster.ranks_per_node={fewer}" if fewer else "use a smaller model, or a machine")
     if fewer:
-        assert fit_error(load(["recipe=quickstart", f"cluster.ranks_per_node={fewer}"])) is None
-        assert fit_error(load(["recipe=quickstart", f"cluster.ranks_per_node={fewer + 1}"])) is not None
+        assert fit_error(Job(load(["recipe=quickstart", f"cluster.ranks_per_node={fewer}"]))) is None
+        assert fit_error(Job(load(["recipe=quickstart", f"cluster.ranks_per_node={fewer + 1}"]))) is not None
 
 
 def test_other_hosts_are_not_judged_by_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,11 +96,11 @@ def test_a_hostfile_that_promises_more_than_a_gpu_has_is_refused(
     has(monkeypatch, None, 79 * GIB)
     (tmp_path / "hosts").write_text("localhost slots=1 memory=80GiB\n")
     config = load(["recipe=h200-1b-8k", f"cluster.hostfile={tmp_path / 'hosts'}"])
-    problem = gpu_problem(config, Cluster.of(config.cluster))
+    problem = gpu_problem(Job(config))
     assert problem is not None and problem.key == "cluster.hostfile"
     assert problem.message == "says memory=80.0 GiB for this machine, but CUDA finds a GPU with 79.0 GiB"
     (tmp_path / "hosts").write_text("localhost slots=1 memory=79GiB\n")
-    assert gpu_problem(config, Cluster.of(config.cluster)) is None
+    assert gpu_problem(Job(config)) is None
 
 
 def small(tmp_path: Path, *overrides: str) -> Config:
@@ -148,4 +148,4 @@ def test_quickstart_takes_the_cpu_of_a_machine_with_one_gpu_and_says_so(
     other = "docs/gpu.md; for example cluster=h200x8 cluster.ranks_per_node=1"
     assert f"cluster=local trains on CPUs: 1 GPU of this machine will not be used ({other})" in said
     (command,) = started
-    assert command.ranks == [0, 1] and command.job.environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert command.ranks == [0, 1] and command.work.environment["CUDA_VISIBLE_DEVICES"] == ""

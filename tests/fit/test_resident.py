@@ -18,9 +18,9 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.lengths import step_lengths
 from engine.fit.estimate import Estimate, estimate, estimate_plans
+from engine.job import Job
 from engine.launch.run import train
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.run.metrics import read_metrics
 
 SIZE = ["layers=6", "hidden=512", "heads=8", "kv_heads=8", "ffn=1376"]
@@ -47,7 +47,7 @@ RUN = [
 )
 def test_what_is_resident_is_what_was_estimated(tmp_path: Path, keys: list[str]) -> None:
     config = configured(tmp_path, [500, 1000, 900] * 8, keys)
-    check(resident(config), estimate(config, PlanSettings.of(config)))
+    check(resident(config), estimate(Job(config)))
 
 
 @pytest.mark.slow  # as above; nothing else has ZeRO-2
@@ -61,10 +61,10 @@ def test_of_planned_steps_with_one_micro_batch_a_rank(tmp_path: Path, keys: list
     """Gradients fill while activations are released: `--plan` knows that they are never held together."""
     sizes = ["context=2K", "capacity=1K", "batch_tokens=2K"]
     config = configured(tmp_path, [2000] * 4, [*sizes, *keys])
-    settings = PlanSettings.of(config)
+    settings = Job(config).settings
     plans = [plan_step(lengths, settings) for lengths in step_lengths(config, config.run.steps)]
     assert [plan.micro_batches for plan in plans] == [2, 2]
-    check(resident(config), estimate_plans(config, settings, plans))
+    check(resident(config), estimate_plans(Job(config), plans))
 
 
 @pytest.mark.world
@@ -73,10 +73,10 @@ def test_of_a_pipeline_with_tensor_parallelism(tmp_path: Path) -> None:
     mesh = ["parallel.tp=2", "parallel.pp=2", "cluster.ranks_per_node=4"]
     sizes = ["context=512", "capacity=512", "batch_tokens=2K"]
     config = configured(tmp_path, [500] * 16, [*mesh, *sizes])
-    settings = PlanSettings.of(config)
+    settings = Job(config).settings
     plans = [plan_step(lengths, settings) for lengths in step_lengths(config, config.run.steps)]
     assert all(plan.mode == "pipeline" and plan.micro_batches >= 4 for plan in plans)
-    check(resident(config), estimate_plans(config, settings, plans), at_least=0.85)
+    check(resident(config), estimate_plans(Job(config), plans), at_least=0.85)
 
 
 def check(resident: int, found: Estimate, at_least: float = 0.7) -> None:

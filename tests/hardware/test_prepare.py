@@ -6,12 +6,13 @@ import pytest
 
 from engine.config.load import load, read_resolved
 from engine.cost.calibration import NEVER_S
-from engine.cost.model import Costs, machine
+from engine.cost.model import machine
 from engine.data.opening import open_run
 from engine.data.overview import Corpora
 from engine.data.steps import Cursor, Steps
 from engine.errors import ConfigError, MemoryFitError
-from engine.hardware.prepare import LONGEST, LONGEST_REFERENCE, longest, measuring, usable, write_folder
+from engine.hardware.prepare import LONGEST, LONGEST_REFERENCE, longest, measuring, most_tokens, write_folder
+from engine.job import Job
 from engine.run.compatibility import read_fingerprints
 from engine.run.folder import RunFolder
 
@@ -44,7 +45,7 @@ def test_layers_that_do_not_fit_are_cut_too(tmp_path: Path) -> None:
     least = next(size for size in range(1, 64) if fits(f"{PROCESS + size}M", tmp_path))
     cut = measuring(load([f"cluster.device_memory={PROCESS + least}M"]), 2, tmp_path)
     assert cut.model.layers < whole.model.layers
-    assert Costs.of(cut).most_tokens(usable(cut)) >= 1024
+    assert most_tokens(Job(cut)) >= 1024
     assert longest(cut, "cpu", "fused_cpu") < longest(whole, "cpu", "fused_cpu") == LONGEST["cpu"]
 
 
@@ -73,7 +74,7 @@ def test_the_longest_is_a_power_of_two_that_fits(tmp_path: Path) -> None:
     ours = measuring(load([f"cluster.device_memory={PROCESS + 24}M"]), 2, tmp_path)
     found = longest(ours, "cpu", "fused_cpu")
     assert found & (found - 1) == 0
-    assert found <= Costs.of(ours).most_tokens(usable(ours)) < 2 * found
+    assert found <= most_tokens(Job(ours)) < 2 * found
 
 
 def test_attention_on_a_gpu_is_measured_up_to_64k_with_the_kernel_of_training(tmp_path: Path) -> None:

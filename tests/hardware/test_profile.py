@@ -13,6 +13,7 @@ from engine.errors import ExitCode, MemoryFitError, PreflightError
 from engine.hardware import profile as profiling
 from engine.hardware.fit import calibrate, points, split_launch_bound
 from engine.hardware.profile import Profile, check_cluster, profile
+from engine.job import Job
 from engine.launch.agents.commands import NodeCommand
 from engine.launch.agents.ranks import PreemptedError, RankError
 from engine.run.folder import RunFolder
@@ -78,7 +79,7 @@ def test_ranks_have_as_many_threads_as_in_training(
     commands = ranks_that(monkeypatch, None)
     profile(load([f"cluster.ranks_per_node={ranks}"]), 0, print)
     (command,) = commands
-    assert command.job.environment["OMP_NUM_THREADS"] == threads
+    assert command.work.environment["OMP_NUM_THREADS"] == threads
     assert command.ranks == [0, 1]
 
 
@@ -102,8 +103,8 @@ def test_a_hostfile_of_two_nodes_adds_their_network(tmp_path: Path, monkeypatch:
     *network_nodes, machine = run
     assert [(node.host, node.ranks) for node in network_nodes] == [("a", [0, 1]), ("b", [2, 3, 4])]
     assert (machine.host, machine.ranks) == ("localhost", [0, 1])
-    assert all(program[2:4] == ["engine.hardware", "machine"] for _, program in machine.job.ranks)
-    for program in (program for node in network_nodes for _, program in node.job.ranks):
+    assert all(program[2:4] == ["engine.hardware", "machine"] for _, program in machine.work.ranks)
+    for program in (program for node in network_nodes for _, program in node.work.ranks):
         assert program[1:4] == ["-m", "engine.hardware", "network"]
         assert program[-1] == "2", "ranks of the first node"
     assert said[0] == "measuring messages between a and b"
@@ -133,21 +134,21 @@ def test_what_does_not_fit_leaves_nothing(folder: Path) -> None:
 def test_a_cluster_of_gpus_is_not_measured_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = load(["cluster=h200x8"])
     with pytest.raises(PreflightError, match="CUDA finds none on this machine") as caught:
-        check_cluster(ours, 0)
+        check_cluster(Job(ours), 0)
     assert caught.value.problems[0].key == "cluster=h200x8"
     monkeypatch.setattr("engine.launch.checks.launchable.pytorch_without_cuda", lambda: None)
-    check_cluster(ours, 1)
+    check_cluster(Job(ours), 1)
     monkeypatch.setattr("engine.launch.checks.launchable.pytorch_without_cuda", lambda: "2.13.0+cpu")
     with pytest.raises(PreflightError, match="built without CUDA"):
-        check_cluster(ours, 1)
-    check_cluster(load([]), 0)
+        check_cluster(Job(ours), 1)
+    check_cluster(Job(load([])), 0)
 
 
 def test_slots_without_a_gpu_are_found_before_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.launch.checks.launchable.visible_gpus", lambda: 1)
     (tmp_path / "hosts").write_text("localhost slots=2\nb slots=2\n")
     with pytest.raises(PreflightError, match="2 ranks need one GPU each, but CUDA finds 1"):
-        check_cluster(load(["cluster=h200x8", f"cluster.hostfile={tmp_path / 'hosts'}"]), 1)
+        check_cluster(Job(load(["cluster=h200x8", f"cluster.hostfile={tmp_path / 'hosts'}"])), 1)
 
 
 def test_errors_and_spread_of_a_profile() -> None:

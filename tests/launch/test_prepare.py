@@ -23,6 +23,7 @@ from engine.data.quarantine import Quarantine, Unusable
 from engine.data.steps import Cursor, SequenceTable
 from engine.errors import CheckpointError, ConfigError, DataError, PreflightError, RunFolderError
 from engine.files import LOCK
+from engine.job import Job
 from engine.launch.launch import Launch
 from engine.launch.prepare import (
     Start,
@@ -283,7 +284,7 @@ class Copied(NamedTuple):
     said: list[str]
 
     def fetched(self, resume: str = "auto", *overrides: str, dry_run: bool = False) -> str:
-        launch = Launch(load([f"run.out={self.folder.root}", *overrides]), self.said.append)
+        launch = Launch(Job(load([f"run.out={self.folder.root}", *overrides])), self.said.append)
         return fetched(launch, self.remote, resume, dry_run)
 
 
@@ -316,7 +317,7 @@ def test_a_url_is_copied_and_then_a_path(copied: Copied) -> None:
     found = copied.fetched(f"{copied.remote.url}/step-00000002")
     assert found == str(copied.folder.checkpoints / "step-00000002")
     other = RunFolder(copied.folder.root.with_name("other"))
-    launch = Launch(load([f"run.out={other.root}"]), copied.said.append)
+    launch = Launch(Job(load([f"run.out={other.root}"])), copied.said.append)
     found = fetched(launch, None, copied.remote.url, False)
     assert found == str(other.checkpoints / "step-00000004")
     for resume in ("auto", "never", "a/path"):
@@ -397,7 +398,7 @@ def stopped(config: Config, steps: int = 1, cursor: dict[str, Any] | None = None
 
 
 def start(config: Config, say: Say = lambda line: None) -> Start:
-    return plan_start(Launch(config, say), "auto", 1, hashes=False)
+    return plan_start(Launch(Job(config), say), "auto", 1, hashes=False)
 
 
 def test_ids_of_other_tools_are_compared_with_the_vocabulary_before_a_run(tmp_path: Path) -> None:

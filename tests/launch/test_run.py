@@ -277,7 +277,7 @@ def test_a_finished_run_says_how_to_train_longer_and_that_works(
     (reported,) = [line for line in said if "nothing left to train" in line]
     assert reported.endswith("to train longer, set run.steps=8")
     train(config(tmp_path, "run.steps=8"), say=said.append)
-    assert started[0][0].job.ranks[0][1][-1] == str(done)
+    assert started[0][0].work.ranks[0][1][-1] == str(done)
     assert any("at step 5" in line for line in said)
     assert train(config(tmp_path, "run.steps=4"), dry_run=True)["dry_run"]["commands"] == []
 
@@ -433,7 +433,7 @@ def test_damage_in_a_checkpoint_of_its_own_does_not_take_a_run_back_to_where_it_
     asked = str(saved(tmp_path / "other", settings)) if resume == "path" else resume
 
     def run_ranks(commands: list[NodeCommand], folder: RunFolder, *rest: object) -> None:
-        began.append(Path(commands[0].job.ranks[0][1][-1]).name)
+        began.append(Path(commands[0].work.ranks[0][1][-1]).name)
         if len(began) == 1:
             for step in (2, 3):
                 append(folder.metrics, {"step": step, "loss": 3.0})

@@ -14,10 +14,10 @@ from engine.cluster.mesh import Mesh
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.errors import ConfigError
+from engine.job import Job
 from engine.launch.schedulers.join import Joins
 from engine.launch.schedulers.joined import Joined
 from engine.launch.stragglers import Stragglers, with_speeds
-from engine.planner.settings import PlanSettings
 from engine.run.folder import RunFolder
 
 NODES = Cluster((Node("a", 2), Node("b", 2, speed=50), Node("c", 1)), device_memory=100)
@@ -100,18 +100,17 @@ def config(tmp_path: Path, *more: str) -> Config:
 
 
 def test_the_next_start_plans_with_measured_speeds(tmp_path: Path) -> None:
-    said, measured = list[str](), config(tmp_path, "cluster.speeds=measured")
-    cluster = Cluster.of(measured.cluster)
-    assert with_speeds(measured, cluster, said.append) == measured
+    said, measured = list[str](), Job(config(tmp_path, "cluster.speeds=measured"))
+    assert with_speeds(measured, said.append) is measured
     assert "there is no" in said.pop()
     noted([1.0, 1.1, 2.0, 4.8, 1.2])[0].write(RunFolder(tmp_path))
-    frozen = with_speeds(measured, cluster, said.append)
-    assert frozen.cluster.speeds == (100, 25, 90) and said == ["cluster.speeds=measured: b 25%, c 90%"]
-    assert PlanSettings.of(frozen).cluster.speed.tolist() == [100, 100, 25, 25, 90]
-    assert with_speeds(frozen, cluster, said.append) is frozen, "a restart plans with the same ones"
-    given_ = config(tmp_path)
-    assert with_speeds(given_, cluster, said.append) is given_
-    assert Cluster.of(given_.cluster).speed.tolist() == [100, 100, 50, 50, 100], "those of the hostfile"
+    frozen = with_speeds(measured, said.append)
+    assert frozen.config.cluster.speeds == (100, 25, 90) and said == ["cluster.speeds=measured: b 25%, c 90%"]
+    assert frozen.settings.cluster.speed.tolist() == [100, 100, 25, 25, 90]
+    assert with_speeds(frozen, said.append) is frozen, "a restart plans with the same ones"
+    given_ = Job(config(tmp_path))
+    assert with_speeds(given_, said.append) is given_
+    assert given_.cluster.speed.tolist() == [100, 100, 50, 50, 100], "those of the hostfile"
 
 
 def test_a_joined_launch_plans_with_measured_speeds_and_keeps_them(tmp_path: Path) -> None:
@@ -119,26 +118,24 @@ def test_a_joined_launch_plans_with_measured_speeds_and_keeps_them(tmp_path: Pat
     said, folder = list[str](), RunFolder(tmp_path)
     joins = Joins(Joined("srun", "job", 0, 2, 0, 1, False, False), folder, {"GLOO_SOCKET_IFNAME": "lo"})
     shape = ["cluster.nodes=2", "cluster.ranks_per_node=1", "cluster.speeds=measured"]
-    measured = load(["recipe=quickstart", f"run.out={tmp_path}", *shape])
+    measured = joins.job(Job(load(["recipe=quickstart", f"run.out={tmp_path}", *shape])))
     for warnings in (1, 0):
-        planned = with_speeds(measured, joins.cluster(measured.cluster), said.append)
-        cluster = joins.cluster(planned.cluster)
+        cluster = with_speeds(measured, said.append).cluster
         assert [node.host for node in cluster.nodes] == ["localhost", "node-1"]
         found, warned = noted([1.0, 2.0], cluster)
         assert len(warned) == warnings
         found.write(folder)
     assert said[1:] == ["cluster.speeds=measured: node-1 50%"]
-    planned = with_speeds(measured, joins.cluster(measured.cluster), said.append)
-    assert planned.cluster.speeds == (100, 50)
+    assert with_speeds(measured, said.append).config.cluster.speeds == (100, 50)
 
 
 def test_damaged_speeds_and_too_few_are_refused(tmp_path: Path) -> None:
-    measured = config(tmp_path, "cluster.speeds=measured")
+    measured = Job(config(tmp_path, "cluster.speeds=measured"))
     for content in ("{", "[1]", '{"a": "fast"}'):
         RunFolder(tmp_path).speeds.write_text(content)
         with pytest.raises(ConfigError, match="is damaged") as caught:
-            with_speeds(measured, Cluster.of(measured.cluster), print)
+            with_speeds(measured, print)
         assert caught.value.problems[0].key == "cluster.speeds=measured"
     with pytest.raises(ConfigError, match="has 2 speeds for 3 nodes") as caught:
-        Cluster.of(config(tmp_path, "cluster.speeds=[100,80]").cluster)
+        assert Job(config(tmp_path, "cluster.speeds=[100,80]")).cluster
     assert caught.value.problems[0].key == "cluster.speeds"

@@ -18,6 +18,7 @@ from engine.cost.collectives import expert_collectives
 from engine.data.inputs import rank_inputs
 from engine.family.families import parameters_of
 from engine.family.parameters import Parameters
+from engine.job import Job
 from engine.models.build import build_model
 from engine.models.common import initialise as initialising
 from engine.models.common.initialise import initialise
@@ -26,7 +27,6 @@ from engine.models.decoder import Decoder
 from engine.models.parallelize import parallelize
 from engine.parallel.expert import ExpertParallel, ExpertRoute
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.trainer.step import evaluate, run_step
 from tests.covering import Case, pairwise
 from tests.helpers import Batch, batch, config, family, mixtral, rank_context, table_of
@@ -89,7 +89,7 @@ def on_rank(cases: list[Case], fault: bool = False) -> list[dict[str, Any]]:
         of_model, ep = parameters_of(settings.model), parallel.size
         model.load_state_dict({name: share_of(of_model, name, x, ep, parallel.rank) for name, x in whole.items()})
         table, reader = batch_of(case)
-        plan = plan_step(table.length, PlanSettings.of(settings))
+        plan = plan_step(table.length, Job(settings).settings)
         read_inputs = partial(rank_inputs, reader, table)
         loss, _ = run_step(plan, model, Tensor.backward, read_inputs, context)
         evaluated = evaluate(plan, model, read_inputs, context)

@@ -6,16 +6,16 @@ import pytest
 
 from engine.config.load import load
 from engine.errors import ConfigError, MemoryFitError
+from engine.job import Job
 from engine.planner.checks import check_longest, check_nodes, check_planner
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from tests.planner.samples import ints
 
 
 def test_a_sequence_longer_than_all_ranks_hold_is_refused(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost slots=2\n")
-    found = PlanSettings.of(load([f"cluster.hostfile={hosts}", "context=5K", "capacity=2K"]))
+    found = Job(load([f"cluster.hostfile={hosts}", "context=5K", "capacity=2K"])).settings
     check_longest(4096, found)
     with pytest.raises(MemoryFitError, match="4097 tokens does not fit: 2 ranks x capacity 2K = 4K") as caught:
         check_longest(4097, found)
@@ -25,7 +25,7 @@ def test_a_sequence_longer_than_all_ranks_hold_is_refused(tmp_path: Path) -> Non
 def test_more_ranks_of_a_hostfile_than_can_be_planned_are_refused(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("alpha slots=65536\nbeta slots=1\n")
-    found = PlanSettings.of(load([f"cluster.hostfile={hosts}"]))
+    found = Job(load([f"cluster.hostfile={hosts}"])).settings
     with pytest.raises(ConfigError, match="65,537 HDP ranks exceed the maximum of 65,536") as caught:
         check_planner(found)
     assert caught.value.problems[0].key == "cluster.hostfile"
@@ -34,14 +34,14 @@ def test_more_ranks_of_a_hostfile_than_can_be_planned_are_refused(tmp_path: Path
 @pytest.mark.parametrize(("planner", "least"), [("static", 2), ("naive", 4), ("balanced", 4), ("adaptive", 4)])
 def test_too_few_peers_for_the_planner_are_refused(planner: str, least: int) -> None:
     common = ["cluster.ranks_per_node=8", f"planner={planner}"]
-    check_planner(PlanSettings.of(load([*common, f"planner.max_peers={least}"])))
+    check_planner(Job(load([*common, f"planner.max_peers={least}"])).settings)
     with pytest.raises(ConfigError, match=f"needs up to {least} peers per rank") as caught:
-        check_planner(PlanSettings.of(load([*common, f"planner.max_peers={least - 1}"])))
+        check_planner(Job(load([*common, f"planner.max_peers={least - 1}"])).settings)
     assert caught.value.problems[0].key == "planner.max_peers"
 
 
 def test_a_small_world_needs_few_peers() -> None:
-    check_planner(PlanSettings.of(load(["cluster.ranks_per_node=2", "planner=balanced", "planner.max_peers=1"])))
+    check_planner(Job(load(["cluster.ranks_per_node=2", "planner=balanced", "planner.max_peers=1"])).settings)
 
 
 @pytest.mark.parametrize("ratio", ["0", "auto"])
@@ -49,7 +49,7 @@ def test_a_host_too_small_for_the_states_is_not_reported_as_a_node_without_memor
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=20G\n")
     keys = [f"cluster.hostfile={tmp_path / 'hosts'}", "model=1b", "dtype=bf16", "context=4K", "capacity=4K"]
     memory = ["cluster.device_memory=40G", "cluster.host_memory=2G", "optimizer.on_host=true", f"offload.ratio={ratio}"]
-    own = PlanSettings.of(load([*keys, *memory]))
+    own = Job(load([*keys, *memory])).settings
     assert own.host_memory < 0 < own.least_capacity
     check_nodes(own)
     with pytest.raises(MemoryFitError, match="the model states on the host need"):

@@ -16,6 +16,7 @@ from bytescale_cli.main import run
 from engine.config.load import load
 from engine.cost.allowance import PEERS, Allowance
 from engine.errors import ConfigError, PlanError
+from engine.job import Job
 from engine.planner.checks import check_planner
 from engine.planner.make import plan_step
 from engine.planner.plan.emit import emit
@@ -35,7 +36,7 @@ def hops_of(plan: StepPlan) -> set[tuple[int, int]]:
 def test_no_plan_has_a_ring_with_anybody_else(planner: str, ranks: int) -> None:
     longest = 512 * min(ranks, 8)
     world = [f"planner={planner}", f"cluster.ranks_per_node={ranks}", f"context={longest}", "capacity=512"]
-    settings = PlanSettings.of(load(["recipe=quickstart", *world]))
+    settings = Job(load(["recipe=quickstart", *world])).settings
     known = [peers_of(rank, settings) for rank in range(ranks)]
     assert all(rank in known[peer] for rank in range(ranks) for peer in known[rank]), "both sides must name each other"
     assert max(map(len, known)) <= PEERS, "the memory estimate counts so many"
@@ -72,7 +73,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mode", [[], ["zero.stage=2"], ["parallel.pp=2", "cluster.ranks_per_node=16"]])
 def test_an_added_planner_plans_in_every_mode(mode: list[str], added: None) -> None:
-    settings = PlanSettings.of(load([*WORLD, "planner.name=opposite", "planner.max_peers=1", *mode]))
+    settings = Job(load([*WORLD, "planner.name=opposite", "planner.max_peers=1", *mode])).settings
     plan = plan_step(ints(*range(1000, 4000, 97)), settings)
     assert (plan.mode, plan.ranks, set(plan.degrees.tolist())) == (settings.mode, 8, {2})
     assert [peers_of(rank, settings) for rank in range(8)] == [[(rank + 4) % 8] for rank in range(8)]
@@ -83,7 +84,7 @@ def test_an_added_planner_plans_in_every_mode(mode: list[str], added: None) -> N
 
 def test_a_plan_with_peers_that_its_planner_does_not_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """With NCCL, these would connect in the middle of a step. One of two ranks that names the other is enough."""
-    step, settings = ints(*range(1000, 4000, 97)), PlanSettings.of(load([*WORLD, "planner=naive"]))
+    step, settings = ints(*range(1000, 4000, 97)), Job(load([*WORLD, "planner=naive"])).settings
     monkeypatch.setitem(PLANNERS, "naive", replace(PLANNERS["naive"], plan=opposite))
     with pytest.raises(PlanError) as caught:
         plan_step(step, settings)
@@ -119,9 +120,8 @@ def test_the_memory_of_many_peers_is_estimated(monkeypatch: pytest.MonkeyPatch) 
     """NCCL's buffers for them are not left to chance. A world has no more than all others."""
     monkeypatch.setitem(PLANNERS, "opposite", replace(OPPOSITE, most_peers=9))
     for devices, more in ((4, 0), (8, 3), (64, 5)):
-        few, many = (
-            Allowance.of(load(["cluster=h200x8", f"planner.name={name}"]), devices) for name in ("naive", "opposite")
-        )
+        jobs = (Job(load(["cluster=h200x8", f"planner.name={name}"])) for name in ("naive", "opposite"))
+        few, many = (Allowance.of(job.config, job.cluster, devices) for job in jobs)
         assert many.context - few.context == more * 384 << 20
 
 

@@ -8,9 +8,9 @@ import pytest
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.fit.estimate import estimate
+from engine.job import Job
 from engine.planner.adaptive.workload import lower_bound
 from engine.planner.make import PLANNERS, plan_step
-from engine.planner.settings import PlanSettings
 from engine.planner.time.makespan import makespan
 from tests.presets import LLAMA7B_256K
 
@@ -29,7 +29,7 @@ def test_a_window_in_every_second_layer_shortens_the_step(planner: str, mesh: st
     """So does the bound, which holds, and one in every layer does more."""
     lengths = np.clip(np.random.default_rng(1).lognormal(8, 2, 60), 1, 32 * 1024).astype(np.int64)
     cases = ([], WINDOWS, WINDOWS[:1])
-    every, half, all_ = (PlanSettings.of(asked(planner, *MESHES[mesh], *more)) for more in cases)
+    every, half, all_ = (Job(asked(planner, *MESHES[mesh], *more)).settings for more in cases)
     plan = plan_step(lengths, half)
     ends = [makespan(plan, settings) for settings in (every, half, all_)]
     bounds = [lower_bound(lengths, settings) for settings in (every, half, all_)]
@@ -39,5 +39,5 @@ def test_a_window_in_every_second_layer_shortens_the_step(planner: str, mesh: st
 
 def test_the_estimate_has_the_same_bytes() -> None:
     plain, windows = (asked("adaptive", "offload.ratio=auto", *more) for more in ([], WINDOWS))
-    found = [estimate(config, PlanSettings.of(config)) for config in (plain, windows)]
+    found = [estimate(Job(config)) for config in (plain, windows)]
     assert found[0] == found[1]

@@ -18,9 +18,9 @@ from engine.cost.sizes import parameters
 from engine.data.lengths import step_lengths
 from engine.fit.check import fit_error
 from engine.fit.estimate import estimate
+from engine.job import Job
 from engine.launch.run import train
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.simulator.facts import facts
 from engine.simulator.hollow import empty_capacity, low_balance
 from tests.recipes.accept import GOLDEN, golden_texts
@@ -64,7 +64,7 @@ def test_recipes_for_nodes_of_eight_gpus() -> None:
 
     table = {row[0]: row[1:] for row in re.findall(r"^\| `(\S+)` \| .* \| (\S+) \| (\S+) GiB \|$", DOCS, re.MULTILINE)}
     configs = {name: recipe(name) for name in named}
-    peaks = {name: estimate(config, PlanSettings.of(config)).peak for name, config in configs.items()}
+    peaks = {name: estimate(Job(config)).peak for name, config in configs.items()}
     assert table == {
         name: (format_count(config.batch_tokens), f"{peaks[name] / 2**30:.1f}") for name, config in configs.items()
     }
@@ -83,7 +83,7 @@ def test_what_continues_a_hugging_face_folder(name: str) -> None:
 @EACH
 def test_each_fits(name: str) -> None:
     config = recipe(name)
-    assert fit_error(config, PlanSettings.of(config)) is None
+    assert fit_error(Job(config)) is None
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def small(name: str, folder: Path) -> Config:
 def test_each_can_be_planned(name: str, folder: Path) -> None:
     """A verified plan of a small step, from the recipe's lengths; a full micro-batch fits with the allowed offload."""
     config = small(name, folder)
-    settings = PlanSettings.of(config)
+    settings = Job(config).settings
     assert fits(settings.costs, config.capacity, settings.budget(settings.device_memory))
     plan = plan_step(next(iter(step_lengths(config, 1))), settings)
     assert plan.ranks == settings.ranks
@@ -116,7 +116,7 @@ def test_each_can_be_planned(name: str, folder: Path) -> None:
 def test_no_plan_is_hollow(name: str) -> None:
     """The first step with the recipe's own lengths: what users see must not begin with a warning."""
     config = recipe(name)
-    settings = PlanSettings.of(config)
+    settings = Job(config).settings
     found = facts(plan_step(next(iter(step_lengths(config, 1))), settings), settings)
     assert low_balance(config, float(found["balance"])) == []
     assert empty_capacity(config, settings.ranks, int(found["largest_micro_batch"])) == []

@@ -11,8 +11,8 @@ from engine.data.lengths import step_lengths
 from engine.data.profile import describe
 from engine.data.scan import Documents
 from engine.fit.estimate import estimate
+from engine.job import Job
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.report.comparison_page import comparison_page
 from engine.report.lengths_page import lengths_page
 from engine.report.memory_page import memory_page
@@ -29,18 +29,18 @@ SMALL = ["lengths=byted", "lengths.max=8K", "batch_tokens=64K", "context=8K", "c
 
 
 def plans(*overrides: str, steps: int = 1) -> Page:
-    config = load([*SMALL, *overrides])
-    settings = PlanSettings.of(config)
-    made = [plan_step(lengths, settings) for lengths in step_lengths(config, steps)]
+    job = Job(load([*SMALL, *overrides]))
+    settings = job.settings
+    made = [plan_step(lengths, settings) for lengths in step_lengths(job.config, steps)]
     found = [facts(plan, settings) | {"planning_s": 0.25, "verified": True} for plan in made]
-    return plan_page(Planned(config, settings, made, found))
+    return plan_page(Planned(job, made, found))
 
 
 def simulation(sweeps: Sequence[str] = ()) -> Page:
     config = load(SMALL)
     (lengths,) = step_lengths(config, 1)
     shared = {"context": config.context, "lengths": config.lengths.name}
-    compared = rows(PlanSettings.of(config), ["adaptive"])
+    compared = rows(Job(config).settings, ["adaptive"])
     found = compare([lengths], compared)
     swept = [{"sweep": sweep} for sweep in sweeps] or [{}]
     runs = [extra | shared | run for extra in swept for run in found]
@@ -59,14 +59,13 @@ def lengths(share: float = 1.0, *, fits: bool = True) -> Page:
         "reason": "each rank runs its part of a step as one micro-batch",
         "fits": fits,
     }
-    settings = PlanSettings.of(config)
+    settings = Job(config).settings
     return lengths_page(config, data, [facts(plan_step(step, settings), settings)] if fits else [])
 
 
 def memory() -> Page:
-    config = load(SMALL)
-    settings = PlanSettings.of(config)
-    return memory_page(config, settings, estimate(config, settings), [("largest capacity that fits", "capacity=9")])
+    job = Job(load(SMALL))
+    return memory_page(job, estimate(job), [("largest capacity that fits", "capacity=9")])
 
 
 def _run(planner: str, seconds: float) -> RunData:

@@ -12,6 +12,7 @@ import numpy as np
 
 from engine.config.load import load
 from engine.fit.estimate import estimate
+from engine.job import Job
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.report.boxes import Boxes, boxes
@@ -47,7 +48,7 @@ COST_CURVE = CostCurve(
     step_s=32.4,
 )
 _SEVEN_B = load([*LLAMA7B_2M, "offload.ratio=0"])
-ESTIMATE = estimate(_SEVEN_B, PlanSettings.of(_SEVEN_B))
+ESTIMATE = estimate(Job(_SEVEN_B))
 
 
 def runs(*sweeps: str) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ import pytest
 
 from engine.config.load import load
 from engine.fit.estimate import estimate
-from engine.planner.settings import PlanSettings
+from engine.job import Job
 from engine.report.memory_page import memory_picture
 from engine.report.words import MEMORY, memory_parts, memory_rows, memory_unit
 from tests.presets import LLAMA7B_2M
@@ -26,13 +26,13 @@ def test_each_part_has_its_bar_and_its_size() -> None:
 
 def test_it_says_whether_it_fits() -> None:
     config = load([*LLAMA7B_2M, "offload.ratio=0", "capacity=64K"])
-    too_much = memory_picture(estimate(config, PlanSettings.of(config)))
+    too_much = memory_picture(estimate(Job(config)))
     assert "it fits" in memory_picture(ESTIMATE) and "it does not fit" in too_much
 
 
 def test_a_tiny_model_is_shown_in_mib_in_text_and_picture_alike() -> None:
     config = load(["recipe=quickstart"])
-    tiny = estimate(config, PlanSettings.of(config))
+    tiny = estimate(Job(config))
     assert (memory_unit(tiny.peak), memory_unit(ESTIMATE.peak)) == (("MiB", 2**20), ("GiB", 2**30))
     sizes = {name: float(size.replace(",", "")) for name, size, _ in memory_rows(tiny)}
     assert 0 < sizes["parameters"] == pytest.approx(tiny.items["parameters"] / 2**20, abs=0.01)

@@ -8,7 +8,7 @@ import pytest
 
 from engine.config.load import load
 from engine.fit.estimate import estimate
-from engine.planner.settings import PlanSettings
+from engine.job import Job
 from engine.report.headline import Headline
 from engine.report.memory_page import memory_page
 from engine.report.page import Figure, Page, Table
@@ -114,9 +114,8 @@ def test_a_memory_page_says_what_fits_and_why_a_config_does_not() -> None:
     page = memory()
     assert [table.title for table in page.tables] == ["Memory by item", "What fits"]
     assert page.tables[1].rows == [("largest capacity that fits", "capacity=9")] and page.warning is None
-    config = load(SMALL)
-    settings = PlanSettings.of(config)
-    refused = memory_page(config, settings, estimate(config, settings), refused="needs 9 GiB")
+    job = Job(load(SMALL))
+    refused = memory_page(job, estimate(job), refused="needs 9 GiB")
     assert refused.warning == "needs 9 GiB" and len(refused.tables) == 1
 
 

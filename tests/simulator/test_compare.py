@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from engine.config.load import load
+from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.planners import PLANNERS
-from engine.planner.settings import PlanSettings
 from engine.simulator.compare import BASELINE, TUNED, compare, rows
 from engine.simulator.facts import Facts, outcome
 from engine.simulator.timeline import simulate
 
 SMALL = ["cluster=h100x8", "model=llama7b", "context=64K", "capacity=16K", "dtype=bf16", "cluster.nodes=2"]
-SETTINGS = PlanSettings.of(load([*SMALL, "cluster.device_memory=1T"]))
+SETTINGS = Job(load([*SMALL, "cluster.device_memory=1T"])).settings
 ASKED = ["adaptive", "naive", "balanced"]
 NAMES = [BASELINE, "adaptive", "naive", "naive, no eq. 3", "balanced", "balanced, no eq. 3"]
 STEPS = [
@@ -82,14 +82,14 @@ def test_rings_without_equation_3_are_those_without_offload() -> None:
 
 def test_a_capacity_that_needs_offload_has_it_without_equation_3_too() -> None:
     config = load([*SMALL, "capacity=64K", "zero.stage=3"])
-    without = rows(PlanSettings.of(config), ["naive"])["naive, no eq. 3"]
+    without = rows(Job(config).settings, ["naive"])["naive, no eq. 3"]
     plan = plan_step(np.full(20, 60_000), without)
     assert plan.degrees.max() == 1 and plan.offload.max() > 0
 
 
 def test_static_at_its_best_settings_is_a_baseline_too() -> None:
     """Its settings may be those of another mesh."""
-    best = PlanSettings.of(load([*SMALL, "parallel.tp=4"])).by(BASELINE)
+    best = Job(load([*SMALL, "parallel.tp=4"])).settings.by(BASELINE)
     found = compare(STEPS, rows(SETTINGS, ["adaptive"], best))
     assert [(run["label"], run["planner"], run["tuned"], run["ranks"]) for run in found] == [
         ("static", "static", False, 16),
@@ -102,7 +102,7 @@ def test_static_at_its_best_settings_is_a_baseline_too() -> None:
 
 
 def test_one_rank_has_nothing_to_gain() -> None:
-    alone = PlanSettings.of(load(["cluster.ranks_per_node=1", "context=2K", "capacity=2K"]))
+    alone = Job(load(["cluster.ranks_per_node=1", "context=2K", "capacity=2K"])).settings
     runs = compare([np.array([2048, 100, 7], dtype=np.int64)], rows(alone, ASKED))
     assert [number(run, "speedup") for run in runs] == pytest.approx([1] * 4)
     assert {number(run, "exposed_comm_s") for run in runs} == {0}

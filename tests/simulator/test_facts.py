@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
 from engine.config.load import load
+from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.plan import schedule
 from engine.planner.plan.step_plan import MicroBatch, StepPlan
@@ -25,14 +26,14 @@ from tests.simulator.reference import Machine
 from tests.simulator.worlds import World, worlds
 
 CONFIG = load(["cluster.ranks_per_node=5", "context=8K", "capacity=2K"])
-SETTINGS = PlanSettings.of(CONFIG)
+SETTINGS = Job(CONFIG).settings
 COSTS = SETTINGS.costs
 LENGTHS = np.array([1, 2, 4097, 8192, 300, 6001, 2048, 2049, 10], dtype=np.int64)
 
 
 @pytest.fixture(scope="module")
 def plan() -> StepPlan:
-    return plan_step(LENGTHS, PlanSettings.of(CONFIG))
+    return plan_step(LENGTHS, Job(CONFIG).settings)
 
 
 def counted_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:
@@ -128,7 +129,7 @@ def test_peers_are_the_neighbours_in_all_rings(plan: StepPlan) -> None:
 
 
 def test_without_rings_nothing_is_sent() -> None:
-    plan = plan_step(np.array([5, 7], dtype=np.int64), PlanSettings.of(CONFIG))
+    plan = plan_step(np.array([5, 7], dtype=np.int64), Job(CONFIG).settings)
     assert (ring_bytes(plan, SETTINGS), facts(plan, SETTINGS)["max_peers"]) == ((0, 0), 0)
 
 
@@ -144,7 +145,7 @@ def test_facts(plan: StepPlan) -> None:
 def test_offload_is_counted_micro_batch_by_micro_batch() -> None:
     """A model of 8 layers, so six of eight may be offloaded; then the longest, of 64K tokens, needs fewer ranks."""
     config = load([*LLAMA7B_2M, "model.layers=8", "cluster.nodes=4", "context=64K", "planner=naive"])
-    settings = PlanSettings.of(config)
+    settings = Job(config).settings
     lengths = np.array([65536, 4096, 300], dtype=np.int64)
     plan = plan_step(lengths, settings)
     found, costs = facts(plan, settings), settings.costs

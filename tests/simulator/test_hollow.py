@@ -11,6 +11,7 @@ import pytest
 from bytescale_cli.main import run
 from engine.config.load import load
 from engine.config.schema import Config
+from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.simulator.facts import Facts, facts
@@ -21,7 +22,7 @@ SMALL = ["lengths=byted", "lengths.max=8K", "batch_tokens=64K", "context=8K", "c
 
 def planned(*keys: str, lengths: list[int]) -> tuple[Config, PlanSettings, Facts]:
     config = load([*SMALL, *keys])
-    settings = PlanSettings.of(config)
+    settings = Job(config).settings
     return config, settings, facts(plan_step(np.array(lengths), settings), settings)
 
 

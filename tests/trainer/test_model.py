@@ -16,7 +16,7 @@ from engine.attention.layout import layout
 from engine.cluster.mesh import Mesh
 from engine.config.load import load
 from engine.cost.calibration import PLAN_BUILD_S
-from engine.cost.model import Costs
+from engine.job import Job
 from engine.models.recompute import MODES
 from engine.offload.arena import Arena
 from engine.offload.offload import Offload
@@ -34,7 +34,7 @@ SIZE = [f"model.{key}" for key in (f"layers={LAYERS}", "hidden=32", "heads=4", "
 def test_a_micro_batch_that_fills_the_host_goes_there_whole(mode: str) -> None:
     """Although tensors are aligned in the arena, which the planner's bytes do not count."""
     config = load(["recipe=quickstart", "compile=never", f"recompute={mode}", *SIZE])
-    offload = make_offload(config, CPU, int(Costs.of(config).host_bytes(np.int64(TOKENS), PPM)))
+    offload = make_offload(config, CPU, int(Job(config).costs.host_bytes(np.int64(TOKENS), PPM)))
     model = make_model(config, CPU, offload=offload)
     attention = AttentionContext(unsplit(TOKENS), None, choose(CPU, torch.float32, 8))
     numbers = torch.arange(TOKENS)
@@ -94,8 +94,8 @@ def test_ranks_with_rings_merge_blocks_with_the_compiled_function(ranks: int, mo
     for heavy in ("make_model", "build_optimizer", "ZeroEngine", "RingComm"):
         monkeypatch.setattr(trainer_model, heavy, lambda *given: None)
     groups: Any = SimpleNamespace(device=CPU, rank=0, hdp_rank=0, mesh=Mesh(ranks), rings=None, axes=None)
-    settings: Any = SimpleNamespace(offload=0)
-    _, _, context = build(load(["recipe=quickstart", *SIZE]), groups, settings)
+    job: Any = SimpleNamespace(config=load(["recipe=quickstart", *SIZE]), settings=SimpleNamespace(offload=0))
+    _, _, context = build(job, groups)
     assert context.kernel.merge is (compiled if ranks > 1 else merge)
 
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from engine.config.load import load
+from engine.job import Job
 from engine.planner.plan.step_plan import StepPlan
-from engine.planner.settings import PlanSettings
 from engine.trainer.pace import STEPS, Pace
 from engine.trainer.step import StepTimes
 from tests.planner.samples import by_hand
 
-SETTINGS = PlanSettings.of(load(["recipe=quickstart"]))
+SETTINGS = Job(load(["recipe=quickstart"])).settings
 
 
 def plan() -> StepPlan:

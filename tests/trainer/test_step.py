@@ -22,12 +22,12 @@ from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
 from engine.data.inputs import RankInputs, rank_inputs
 from engine.errors import DataError
+from engine.job import Job
 from engine.models.build import build_model
 from engine.models.common.initialise import initialise
 from engine.models.common.loss import token_loss
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import MicroBatch, StepPlan
-from engine.planner.settings import PlanSettings
 from engine.trainer.step import RankContext, evaluate, run_step, to_device
 from tests.copies import Copy, recorded_copies
 from tests.helpers import batch, config
@@ -76,7 +76,7 @@ def on_stand_in(spoil: Callable[[Tensor], Any] = lambda loss: None) -> tuple[lis
     """Run a step of rings and whole sequences; return what waited, and the traffic. `spoil` gets each loss."""
     settings = config(2, 16, "balanced")
     model, (table, reader) = build_model(settings).to(META), batch(2, 16)
-    plan, comm = plan_step(table.length, PlanSettings.of(settings)), Silent()
+    plan, comm = plan_step(table.length, Job(settings).settings), Silent()
     context = RankContext(0, META, comm, choose(CPU, torch.float32, 8, prefer="reference"))  # type: ignore[arg-type]
     read_inputs = partial(rank_inputs, reader, table)
 
@@ -120,7 +120,7 @@ def setup(read_inputs: Callable[[MicroBatch], RankInputs] | None = None) -> tupl
     settings = config(1, 40, "balanced")
     model, (table, reader) = build_model(settings), batch(1, 40)
     initialise(model, 3)
-    plan = plan_step(table.length, PlanSettings.of(settings))
+    plan = plan_step(table.length, Job(settings).settings)
     context = RankContext(0, CPU, Silent(), choose(CPU, torch.float32, 8))  # type: ignore[arg-type]
     return plan, model, read_inputs or partial(rank_inputs, reader, table), context
 

@@ -25,6 +25,7 @@ from engine.attention.layout import layout
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.inputs import RankInputs
+from engine.job import Job
 from engine.models.build import build_model
 from engine.models.common import loss as losses
 from engine.models.experts import grouped
@@ -32,7 +33,6 @@ from engine.models.parallelize import parallelize
 from engine.offload.offload import Offload
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import MicroBatch
-from engine.planner.settings import PlanSettings
 from engine.selection import Selected
 from engine.trainer.model import make_offload
 from engine.trainer.step import RankContext, run_step
@@ -106,7 +106,7 @@ def inputs(micro: MicroBatch) -> RankInputs:
 
 def traced(config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Launches, int, Offload | None]:
     """Run a step of rank 0; return what was launched, the number of micro-batches, and the offload if there is one."""
-    settings = PlanSettings.of(config)
+    settings = Job(config).settings
     offload = make_offload(config, META, settings.host_memory) if settings.offload else None
     if offload is not None:
         offload._out = offload._back = Copies()  # type: ignore[assignment]

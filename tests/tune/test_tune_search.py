@@ -15,6 +15,7 @@ from engine.data.lengths import step_lengths
 from engine.fit.estimate import estimate, estimate_fullest, estimate_plans
 from engine.fit.problem import fit_problem
 from engine.fit.suggestions import with_values
+from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.simulator.compare import mean_outcome
@@ -55,7 +56,7 @@ def steps(config: Config) -> list[Ints]:
 @pytest.fixture(scope="module")
 def whole(config: Config, steps: list[Ints]) -> Search:
     """A search that ends by itself."""
-    return search(config, steps, NEVER, FIXED)
+    return search(Job(config), steps, NEVER, FIXED)
 
 
 def simulated(steps: list[Ints], settings: PlanSettings) -> float:
@@ -64,10 +65,10 @@ def simulated(steps: list[Ints], settings: PlanSettings) -> float:
 
 def test_the_best_five_are_those_of_an_exhaustive_search(config: Config, steps: list[Ints], whole: Search) -> None:
     """If a lower bound were too high, a faster candidate would be left out."""
-    every = list(Search(steps).candidates(config, FIXED))
+    every = list(Search(steps).candidates(Job(config), FIXED))
     fastest: dict[tuple[object, ...], float] = {}
     for one in every:
-        step_s = simulated(steps, one.settings)
+        step_s = simulated(steps, one.job.settings)
         assert one.bound_s <= step_s + 1e-9, "simulated times are whole nanoseconds"
         fastest[one.layout] = min(step_s, fastest.get(one.layout, step_s))
     assert [one.step_s for one in whole.best()] == sorted(fastest.values())[:SHOWN]
@@ -90,7 +91,7 @@ def test_some_candidates_are_left_out_by_their_bound(whole: Search) -> None:
 
 
 def test_every_candidate_is_counted_once(config: Config, steps: list[Ints], whole: Search) -> None:
-    fits = len(list(Search(steps).candidates(config, FIXED)))
+    fits = len(list(Search(steps).candidates(Job(config), FIXED)))
     dropped = {reason: one.count for reason, one in whole.fallen.items()}
     late = sum(dropped.get(reason, 0) for reason in (BOUNDED, UNTRIED, SLOWER, UNPLANNED))
     assert fits == len(whole.best()) + late
@@ -101,12 +102,12 @@ def test_the_best_are_valid_fit_and_have_different_layouts(whole: Search) -> Non
     best = whole.best()
     assert len({one.candidate.layout for one in best}) == len(best) == SHOWN
     for one in best:
-        assert check(one.candidate.config) == [] and fit_problem(one.candidate.config, one.candidate.settings) is None
+        assert check(one.candidate.job.config) == [] and fit_problem(one.candidate.job) is None
         assert one.memory.fits and sum(one.parts().values()) == pytest.approx(one.step_s)
 
 
 def test_a_search_out_of_time_says_what_it_left(config: Config, steps: list[Ints]) -> None:
-    found = search(config, steps, time.monotonic() - 1, FIXED)
+    found = search(Job(config), steps, time.monotonic() - 1, FIXED)
     assert len(found.trials) == 1 and found.fallen[UNTRIED].count > 0
 
 
@@ -116,14 +117,14 @@ def test_a_search_out_of_time_says_what_it_left(config: Config, steps: list[Ints
 def test_the_config_itself_is_a_candidate(keys: list[str], steps: list[Ints]) -> None:
     """So the best is never slower than what the user has, even if there is no time."""
     own = load([*SMALL, "recompute=layer", *keys])
-    found = search(own, steps, time.monotonic() - 1)
-    assert found.own is not None and found.own.candidate.config == own and found.trials == [found.own]
-    assert found.own.step_s == simulated(steps, PlanSettings.of(own))
+    found = search(Job(own), steps, time.monotonic() - 1)
+    assert found.own is not None and found.own.candidate.job.config == own and found.trials == [found.own]
+    assert found.own.step_s == simulated(steps, Job(own).settings)
 
 
 def test_what_trials_showed_decides_what_comes_next(config: Config, steps: list[Ints], whole: Search) -> None:
     """A layout whose step took far longer than expected waits until all others had a trial."""
-    left = list(Search(steps).candidates(config, FIXED))
+    left = list(Search(steps).candidates(Job(config), FIXED))
     found, first = Search(steps), min(left, key=lambda one: one.expected_s)
     assert found.most_promising(left) is first
     found.trials = [replace(whole.best()[0], candidate=first, facts={"step_s": 1000 * first.expected_s})]
@@ -136,11 +137,12 @@ def test_what_trials_showed_decides_what_comes_next(config: Config, steps: list[
 
 def test_the_expected_time_counts_what_the_bound_leaves_out(config: Config, steps: list[Ints]) -> None:
     """Stages that wait: the more, the larger the micro-batches are."""
-    for one in Search(steps).candidates(config, FIXED):
+    for one in Search(steps).candidates(Job(config), FIXED):
         assert one.expected_s >= one.bound_s * (1 - 1e-9)
-        if one.config.parallel.pp > 1:
-            larger = replace(one, settings=replace(one.settings, capacity=2 * one.settings.capacity))
-            full = 2 * one.settings.capacity * one.settings.ranks <= config.batch_tokens
+        if one.job.config.parallel.pp > 1:
+            twice = {"capacity": 2 * one.job.config.capacity}
+            larger = replace(one, job=one.job.with_config(one.job.config.model_copy(update=twice)))
+            full = twice["capacity"] * one.job.settings.ranks <= config.batch_tokens
             assert larger.expected_s > one.expected_s or not full
 
 
@@ -164,13 +166,12 @@ def test_weights_on_the_host_are_given_up_below_zero3() -> None:
 
 
 def test_capacities_fit_and_are_readable(config: Config) -> None:
-    settings = PlanSettings.of(config)
-    sizes = capacities(config, settings)
+    sizes = capacities(Job(config))
     assert sizes == sorted(set(sizes), reverse=True) and len(sizes) > 1
     for size in sizes:
         assert size % 1024 == 0
         sized = config.model_copy(update={"capacity": size})
-        assert estimate(sized, PlanSettings.of(sized)).fits
+        assert estimate(Job(sized)).fits
 
 
 def test_what_is_behind_is_the_part_that_grows_most(whole: Search) -> None:
@@ -182,7 +183,7 @@ def test_what_is_behind_is_the_part_that_grows_most(whole: Search) -> None:
 
 def test_nothing_fits(config: Config) -> None:
     tiny = config.model_copy(update={"cluster": config.cluster.model_copy(update={"device_memory": 2**30})})
-    found = search(tiny, [np.array([1024])], NEVER)
+    found = search(Job(tiny), [np.array([1024])], NEVER)
     assert found.best() == [] and found.own is None and found.fallen.keys() == {INVALID, TOO_LARGE}
 
 
@@ -190,18 +191,18 @@ def test_the_fewest_nodes_that_fit() -> None:
     """Of all settings that are searched, not of the config's own. 70B does not fit on one node."""
     own = load(["recipe=llama70b-2m", "cluster.nodes=1", "recompute=layer", "context=8K", "batch_tokens=1M"])
     steps = [np.array([8192] * 128)]
-    nodes = enough_nodes(own, steps, ["recompute"], NEVER)
+    nodes = enough_nodes(Job(own), steps, ["recompute"], NEVER)
     assert nodes is not None and nodes > 1
     for count in (nodes - 1, nodes):
         more = own.model_copy(update={"cluster": own.cluster.model_copy(update={"nodes": count})})
-        assert any(Search(steps).candidates(more, ["recompute"])) == (count == nodes)
+        assert any(Search(steps).candidates(Job(more), ["recompute"])) == (count == nodes)
 
 
 def test_a_look_for_nodes_ends() -> None:
     """With a capacity of 64M tokens nothing fits on any number of nodes."""
     own = load(["recipe=llama70b-2m", "cluster.nodes=1", "capacity=64M"])
     began = time.monotonic()
-    assert enough_nodes(own, [np.array([8192])], ["capacity"], began + 1) is None
+    assert enough_nodes(Job(own), [np.array([8192])], ["capacity"], began + 1) is None
     assert time.monotonic() - began < 30
 
 
@@ -210,11 +211,11 @@ def test_memory_is_that_of_the_simulated_plans_too() -> None:
     config = load(["recipe=llama70b-2m-paper", "offload.ratio=0"])
     fixed = ["parallel.tp", "parallel.pp", "zero.stage", "recompute", "offload.ratio", "capacity"]
     steps = list(step_lengths(config, 1))
-    (trial,) = search(config, steps, NEVER, fixed).best()
-    settings = PlanSettings.of(config)
+    (trial,) = search(Job(config), steps, NEVER, fixed).best()
+    settings = Job(config).settings
     plans = [plan_step(lengths, settings) for lengths in steps]
-    of_plans = estimate_plans(config, settings, plans).peak
-    assert trial.memory.peak == of_plans > estimate_fullest(config, settings).peak
+    of_plans = estimate_plans(Job(config), plans).peak
+    assert trial.memory.peak == of_plans > estimate_fullest(Job(config)).peak
 
 
 @pytest.mark.slow  # plans for 8,192 devices; no other test has this ratio
@@ -225,15 +226,15 @@ def test_a_pipeline_of_slices_is_about_as_fast_as_no_pipeline_at_8192_devices() 
     step_s = {}
     for stages in (1, 4):
         config = load([*keys, f"parallel.pp={stages}"])
-        step_s[stages] = search(config, list(step_lengths(config, 1)), NEVER, fixed).best()[0].step_s
+        step_s[stages] = search(Job(config), list(step_lengths(config, 1)), NEVER, fixed).best()[0].step_s
     assert 0.95 < step_s[4] / step_s[1] < 1.1
 
 
 def test_the_search_for_static_is_complete_and_simulates_few(steps: list[Ints]) -> None:
     """Its best is that of simulating every candidate, because the bound is nearly the time."""
     config = load([*SMALL, "planner=static"])
-    found = tuned_static(config, steps, NEVER)
-    every = list(Search(steps).candidates(config, []))
-    fastest = min(every, key=lambda one: simulated(steps, one.settings))
-    assert found.best()[0].step_s == pytest.approx(simulated(steps, fastest.settings), rel=1e-6)
+    found = tuned_static(Job(config), steps, NEVER)
+    every = list(Search(steps).candidates(Job(config), []))
+    fastest = min(every, key=lambda one: simulated(steps, one.job.settings))
+    assert found.best()[0].step_s == pytest.approx(simulated(steps, fastest.job.settings), rel=1e-6)
     assert found.left == 0 and len(found.trials) < 10 < len(every)

@@ -17,8 +17,8 @@ from engine.close import error
 from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
 from engine.data.steps import SequenceTable
+from engine.job import Job
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
 from engine.zero.engine import ZeroEngine
@@ -48,7 +48,7 @@ def on_rank(settings: Config) -> dict[str, Any]:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     engine, norms, degree = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings), [], 1
     for table, reader in steps(settings):
-        plan = plan_step(table.length, PlanSettings.of(settings))
+        plan = plan_step(table.length, Job(settings).settings)
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
         run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
         norms.append(engine.step(LR))

@@ -18,8 +18,8 @@ from engine.close import error
 from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
 from engine.family.families import parameters_of
+from engine.job import Job
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
 from engine.zero.engine import ZeroEngine
@@ -56,7 +56,7 @@ def train(engine: ZeroEngine, settings: Config, batches: list[Any]) -> tuple[lis
     """Train; return each step's norm, and the ranks' numbers of micro-batches in the first step."""
     context, norms, counts = rank_context(torch.bfloat16 if settings.dtype == "bf16" else torch.float32), [], set()
     for table, reader in batches:
-        plan = plan_step(table.length, PlanSettings.of(settings))
+        plan = plan_step(table.length, Job(settings).settings)
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
         run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
         norms.append(engine.step(LR))

@@ -21,8 +21,8 @@ from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
 from engine.family.families import parameters_of
 from engine.family.parameters import Parameters
+from engine.job import Job
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.run import checkpoints
 from engine.run.checkpoints import TrainState
 from engine.run.compatibility import must_match
@@ -92,7 +92,7 @@ def chain(variant: Variant, root: str) -> list[dict[str, Any]]:
             engine.load(Path(root) / f"trained-{number - 1}")
             engine.save(Path(root) / f"loaded-{number}")
         table, reader = batches()[number % STEPS]
-        plan = plan_step(table.length, PlanSettings.of(settings))
+        plan = plan_step(table.length, Job(settings).settings)
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
         run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
         found.append({"norm": engine.step(1e-3)})

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from engine.fit.estimate import copy_bytes
-from engine.planner.settings import PlanSettings
+from engine.job import Job
 from engine.zero import snapshot as module
 from engine.zero.snapshot import Snapshot
 from tests.world import run_world
@@ -165,7 +165,7 @@ def on_rank(root: Path) -> list[str]:
         other.load(folder)
         wrong += [f"{folder.name}: {name}" for name in differences(gather(other), whole)]
         copied = sum(len(memory) for memory in taken._memory.values())
-        needs = copy_bytes(config, PlanSettings.of(config))
+        needs = copy_bytes(Job(config))
         if dist.get_rank() == 0 and not (copied <= needs * 1.15 and needs <= copied * 1.15 and copied <= written):
             wrong.append(f"{folder.name}: {copied} bytes are copied, {needs} estimated, and {written} written")
         if Path("zero").exists():

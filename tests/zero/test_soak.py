@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from engine.data.inputs import rank_inputs
+from engine.job import Job
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.trainer.model import make_model, make_offload
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
@@ -44,7 +44,7 @@ def soak(steps: int, seed: int) -> tuple[list[float], list[int], set[int]]:
     for step in range(steps):
         lengths = random.integers(1, random.choice([4, CAPACITY, WORLD * CAPACITY]) + 1, random.integers(1, 20))
         table, reader = table_of(lengths.tolist(), seed=step)
-        plan = plan_step(table.length, PlanSettings.of(settings[PLANNERS[random.integers(4)]]))
+        plan = plan_step(table.length, Job(settings[PLANNERS[random.integers(4)]]).settings)
         plan.offload[:] = random.integers(0, 3) * 500_000
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
         run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)

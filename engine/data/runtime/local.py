@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from engine.config.schema import Config
 from engine.data.blocks.loaders import Loaders
 from engine.data.blocks.local_blocks import LocalBlocks
 from engine.data.blocks.texts import Texts
@@ -20,31 +19,30 @@ from engine.data.runtime.planner import StepPlanner, received_sets, received_ste
 from engine.data.runtime.runtime import Planned, PlannedSequences
 from engine.data.steps import Cursor
 from engine.data.workers import cores
-from engine.planner.settings import PlanSettings
+from engine.job import Job
 from engine.run.folder import RunFolder
 
 _MOST_LOADERS = 8  # of a host, unless the config says more
 
 
-def local_planner(folder: RunFolder, config: Config, settings: PlanSettings) -> StepPlanner:
+def local_planner(folder: RunFolder, job: Job) -> StepPlanner:
     """Make what answers in the planning process of a node: a StepPlanner whose blocks are packed by loaders."""
+    config = job.config
     count = config.data.loaders or min(_MOST_LOADERS, max(1, cores() // 2))
 
     def make_blocks(texts: Mapping[str, Texts]) -> LocalBlocks:
         return LocalBlocks(texts, Loaders(count, config.data.spool) if texts else None)
 
-    return StepPlanner(open_run(folder, config, make_blocks), config, settings)
+    return StepPlanner(open_run(folder, config, make_blocks), job)
 
 
 class LocalRuntime:
     """The DataRuntime of a rank."""
 
-    def __init__(
-        self, folder: RunFolder, config: Config, settings: PlanSettings, sockets: Sequence[int] = (), first: bool = True
-    ) -> None:
+    def __init__(self, folder: RunFolder, job: Job, sockets: Sequence[int] = (), first: bool = True) -> None:
         """Open the documents of a run. Sockets and `first` are those of OpenRuntime."""
-        self._reader = Reader(open_run(folder, config).corpora, config.model.vocab)
-        self._answers = NodeAnswers(partial(local_planner, folder, config, settings), sockets, first)
+        self._reader = Reader(open_run(folder, job.config).corpora, job.config.model.vocab)
+        self._answers = NodeAnswers(partial(local_planner, folder, job), sockets, first)
 
     def request(self, cursor: Cursor) -> None:
         self._answers.ask(StepPlanner.step, cursor)

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from engine.config.schema import Config
 from engine.data.blocks.blocks import BlockId
 from engine.data.corpus import TextCorpus
 from engine.data.opening import Sources
 from engine.data.quarantine import Unusable
 from engine.data.runtime.runtime import Planned, PlannedSequences
 from engine.data.steps import TOKEN_BYTES, Cursor, SequenceTable, Steps
+from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
-from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import simulate, useful
 
 _AHEAD_STEPS = 4  # whose blocks are packed ahead, if tokens have TOKEN_BYTES bytes of text
@@ -42,10 +41,10 @@ def received_sets(sent: SentSets) -> dict[str, PlannedSequences]:
 class StepPlanner:
     """Answers the questions of ranks in the planning process."""
 
-    def __init__(self, sources: Sources, config: Config, settings: PlanSettings) -> None:
-        self.settings, self.blocks = settings, sources.blocks
-        self.steps = Steps(sources.corpora, config)
-        self.ahead = _AHEAD_STEPS * TOKEN_BYTES * config.batch_tokens
+    def __init__(self, sources: Sources, job: Job) -> None:
+        self.settings, self.blocks = job.settings, sources.blocks
+        self.steps = Steps(sources.corpora, job.config)
+        self.ahead = _AHEAD_STEPS * TOKEN_BYTES * job.config.batch_tokens
 
     def _of_texts(self, blocks: Iterable[BlockId]) -> Iterator[BlockId]:
         """Yield the blocks of sources of texts; token files are there."""

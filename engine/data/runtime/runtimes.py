@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from engine.config.schema import Config
 from engine.data.runtime.local import LocalRuntime
 from engine.data.runtime.runtime import DataRuntime
-from engine.planner.settings import PlanSettings
+from engine.job import Job
 from engine.run.folder import RunFolder
 
 
@@ -18,9 +17,7 @@ class OpenRuntime(Protocol):
     `sockets` are the NODE_SOCKETS of the rank. The `first` rank of a node starts what the node has once.
     """
 
-    def __call__(
-        self, folder: RunFolder, config: Config, settings: PlanSettings, sockets: Sequence[int], first: bool
-    ) -> DataRuntime: ...
+    def __call__(self, folder: RunFolder, job: Job, sockets: Sequence[int], first: bool) -> DataRuntime: ...
 
 
 RUNTIMES: Mapping[str, OpenRuntime] = {"local": LocalRuntime}

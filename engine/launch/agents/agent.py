@@ -55,7 +55,7 @@ from engine.control.branch import Branch
 from engine.control.clock import AwakeClock
 from engine.control.link import BEAT_S, NODE_SOCKETS, RANK_LINK, SILENCE_S, Link
 from engine.control.processes import end_with_parent, is_stopped
-from engine.control.protocol import Beat, Job, Message, Place, ProtocolError, Tree
+from engine.control.protocol import Beat, Message, Place, ProtocolError, Tree, Work
 from engine.control.signals import STOP_SIGNALS
 from engine.control.sockets import Listener, connect
 from engine.errors import ExitCode, PreflightError, Problem
@@ -233,8 +233,8 @@ class Agent:
             case protocol.Again():
                 self.used = True
                 self.begin()
-            case protocol.Start(job, tree):
-                self._start(job, tree)
+            case protocol.Start(work, tree):
+                self._start(work, tree)
             case protocol.Stop():
                 for rank in self._ranks.values():
                     with suppress(OSError):  # it has already ended
@@ -253,44 +253,44 @@ class Agent:
                 self.used = True
                 self._code = code
 
-    def _start(self, job: Job, tree: Tree | None) -> None:
-        """Start the ranks of a job."""
-        self._folder = folder = RunFolder(Path(job.folder))
+    def _start(self, work: Work, tree: Tree | None) -> None:
+        """Start the ranks of this node."""
+        self._folder = folder = RunFolder(Path(work.folder))
         self._shown = self._clock()
         # Ranks are not those of the torchrun that may have started this process.
         own = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
-        environment = {**own, **job.environment, "LOCAL_WORLD_SIZE": str(len(job.ranks))}
+        environment = {**own, **work.environment, "LOCAL_WORLD_SIZE": str(len(work.ranks))}
         # A launcher on another host may be cut off without a sign. Then silence ends the ranks, which would otherwise
         # train on beside those of the next start.
-        if not job.alone:
+        if not work.alone:
             self._silence_s = SILENCE_S
         # The launcher has checked its own host, but with its own variables.
-        world = int(environment.get("WORLD_SIZE") or len(job.ranks))
-        problem = unready(Need(len(job.ranks), world, 1 if tree is None else 2, job.gpus), environment)
+        world = int(environment.get("WORLD_SIZE") or len(work.ranks))
+        problem = unready(Need(len(work.ranks), world, 1 if tree is None else 2, work.gpus), environment)
         # The interface towards the other hosts. Left to themselves, gloo and NCCL may choose one that no other host
         # reaches.
-        name = job.peer and interface_towards(job.peer)
+        name = work.peer and interface_towards(work.peer)
         if name is None and tree is None:  # the only node: no other host needs to reach its ranks
             name = loopback_interface()
         if name:
             environment.setdefault("GLOO_SOCKET_IFNAME", name)
             environment.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without =, any name that begins so
         # Ranks share the cores of the host; by default each would start as many threads as there are cores.
-        threads = max((os.cpu_count() or 1) // len(job.ranks), 1)
+        threads = max((os.cpu_count() or 1) // len(work.ranks), 1)
         environment["OMP_NUM_THREADS"] = environment.get("OMP_NUM_THREADS") or str(threads)
         try:
-            self._branch = self._join(job, tree, environment)
+            self._branch = self._join(work, tree, environment)
             if problem is not None:
                 self._branch.close()
                 self._branch = None
                 raise PreflightError(f"{problem.key}: {problem.message}", hint=problem.hint)
         except OSError as error:
-            for number, _ in job.ranks:
+            for number, _ in work.ranks:
                 # If the parent is gone, the launcher notices that too, and must take it for the first failure.
                 self._tell_not_started(number, _not_joined(error, tree.parent if tree else None), age_s=-_GONE_S)
             return
         except PreflightError as error:
-            for number, _ in job.ranks:
+            for number, _ in work.ranks:
                 self._tell_not_started(number, Cause(error.code, error.problems[0], whole=True))
             return
         self._selector.register(self._branch, selectors.EVENT_READ)
@@ -298,9 +298,9 @@ class Agent:
         workers = environment.get("TORCHINDUCTOR_COMPILE_THREADS") or str(min(threads, COMPILE_WORKERS))
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = workers
         with ExitStack() as ours:  # only ranks may keep these open: who ends must be noticed by the others
-            pairs = [[ours.enter_context(end).fileno() for end in socket.socketpair()] for _ in job.ranks[1:]]
+            pairs = [[ours.enter_context(end).fileno() for end in socket.socketpair()] for _ in work.ranks[1:]]
             sockets = [[first for first, _ in pairs], *([other] for _, other in pairs)]
-            for local, (number, program) in enumerate(job.ranks):
+            for local, (number, program) in enumerate(work.ranks):
                 place, log = {"RANK": str(number), "LOCAL_RANK": str(local)}, folder.log(number)
                 try:
                     folder.error(number).unlink(missing_ok=True)
@@ -311,13 +311,13 @@ class Agent:
                 self._ranks[number] = rank
                 self._selector.register(rank.link, selectors.EVENT_READ, rank)
 
-    def _join(self, job: Job, tree: Tree | None, environment: Mapping[str, str]) -> Branch:
+    def _join(self, work: Work, tree: Tree | None, environment: Mapping[str, str]) -> Branch:
         """Take this node's place in the tree of agents, and tell the launcher where its children connect.
 
         Raises OSError if the parent does not answer, PreflightError if the environment names no usable interface.
         """
         if tree is None:  # the only node
-            return Branch(len(job.ranks))
+            return Branch(len(work.ranks))
         parent, listener = None, None
         secret = self._secret if tree.secret is None else bytes.fromhex(tree.secret)
         with ExitStack() as unused:
@@ -326,12 +326,12 @@ class Agent:
                 parent = connect(address, port, secret, _CONNECT_S)
                 unused.callback(parent.close)
             if tree.children:
-                address = listening_address(environment, job.peer)
+                address = listening_address(environment, work.peer)
                 listener = Listener(address, secret)
                 unused.callback(listener.close)
                 self._launcher.send(protocol.Listening(address, listener.port))
             unused.pop_all()
-        return Branch(len(job.ranks), tree.children, parent, listener)
+        return Branch(len(work.ranks), tree.children, parent, listener)
 
     def _tell_not_started(self, rank: int, cause: Cause, age_s: float = 0.0) -> None:
         self._launcher.send(protocol.Ended(rank, _NOT_STARTED, cause, age_s, said=""))

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.cluster.cluster import Cluster
 from engine.cluster.hosts import is_local
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
-from engine.control.protocol import Job
+from engine.control.protocol import Work
+from engine.job import Job
 from engine.launch.agents.environment import forwarded, needed_to_start
 from engine.run.folder import RunFolder
 from engine.safe_path import safe_path
@@ -32,7 +32,7 @@ _SSH = ("ssh", *(word for option in _OPTIONS for word in ("-o", option)))
 
 @dataclass(frozen=True)
 class NodeCommand:
-    """What starts the agent of a node, and its job.
+    """What starts the agent of a node, and its work.
 
     On another host, `arguments` are those of ssh, and contain the variables that Python needs to start. `shown` is the
     command without them: values that users set are never printed.
@@ -41,13 +41,13 @@ class NodeCommand:
     host: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str]  # added to that of the launcher
-    job: Job
+    work: Work
     shown: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> list[int]:
         """The ranks of the node."""
-        return [rank for rank, _ in self.job.ranks]
+        return [rank for rank, _ in self.work.ranks]
 
     def __str__(self) -> str:
         """The command as a shell would run it, without the variables of the user."""
@@ -56,24 +56,24 @@ class NodeCommand:
 
 
 def node_commands(
-    cluster: Cluster,
+    job: Job,
     folder: RunFolder,
     checkpoint: Path | None,
-    config: Config,
     limit: int | None = None,
     module: tuple[str, ...] | None = None,
     joined_at: str | None = None,
 ) -> list[NodeCommand]:
-    """Build the commands of all nodes, or of the first `limit` nodes.
+    """Build the commands of all nodes of a job, or of the first `limit` nodes.
 
     Ranks resume from `checkpoint`, or start a new run if it is None; or they run a `module`, given with its arguments.
-    Ranks see no GPU if those of `config` are CPU processes. All hosts must have the run folder, the data and this
+    Ranks see no GPU if those of the job are CPU processes. All hosts must have the run folder, the data and this
     Python under the same paths. Variables that the user has set are kept, and reach other hosts as
     `environment.forwarded` says; they go over the connection, where `ps` does not show them.
 
     `joined_at` is the address of this machine if the agents of the other nodes join, with environments of their own
     (engine/launch/schedulers/join.py).
     """
+    config, cluster = job.config, job.cluster
     addresses = [node.address for node in cluster.nodes[:2]]
     alone = all(is_local(node.host) for node in cluster.nodes)
     folders = [str(folder.root.absolute()), *([str(checkpoint)] if checkpoint else [])]
@@ -83,7 +83,7 @@ def node_commands(
     agent = (sys.executable, "-m", "engine.launch.agents.agent")
     for number, node in enumerate(cluster.nodes[:limit]):
         here = is_local(node.host)
-        job = Job(
+        work = Work(
             folder=str(folder.root.absolute()),
             ranks=[(rank, program) for rank in range(first, first + node.devices)],
             environment=shared if here or joined_at else {**users, **shared},
@@ -94,11 +94,11 @@ def node_commands(
         )
         first += node.devices
         if here or joined_at:
-            commands.append(NodeCommand(node.host, agent, safe_path(), job))
+            commands.append(NodeCommand(node.host, agent, safe_path(), work))
             continue
         # ssh does not pass the environment on, so the remote shell sets what Python itself needs.
         arguments = over_ssh(node.host, agent, needed_to_start(users))
-        commands.append(NodeCommand(node.host, arguments, {}, job, over_ssh(node.host, agent, {})))
+        commands.append(NodeCommand(node.host, arguments, {}, work, over_ssh(node.host, agent, {})))
     return commands
 
 

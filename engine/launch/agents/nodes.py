@@ -123,7 +123,7 @@ class Nodes:
         """Let an agent start its ranks, and connect to its parent, which is given by address and port."""
         node = self.nodes[number]
         tree = Tree(parent, len(children(number, len(self.nodes))), self._launcher.secret_for(number))
-        node.send(protocol.Start(node.command.job, None if len(self.nodes) == 1 else tree))
+        node.send(protocol.Start(node.command.work, None if len(self.nodes) == 1 else tree))
         self._started.add(number)
 
     def look(self, seconds: float) -> None:

@@ -17,16 +17,18 @@ from engine.config.schema import Config
 from engine.config.units import counted, format_apart
 from engine.data.workers import cores
 from engine.errors import ConfigError, Problem
+from engine.job import Job
 from engine.launch.checks.interface import addresses_of
 
 _LOOKUPS = 64  # of host names at once
 
 
-def check_launch(config: Config, cluster: Cluster, launcher: str | None) -> None:
-    """Raise ConfigError for a config that cannot be launched on any machine; a dry run refuses it too.
+def check_launch(job: Job, launcher: str | None) -> None:
+    """Raise ConfigError for a job that cannot be launched on any machine; a dry run refuses it too.
 
     `launcher` is `local`, `hostfile`, or None if the user chose none.
     """
+    config, cluster = job.config, job.cluster
     if config.dtype == "fp64":
         message = "fp64 is for tests only: DeepSpeed keeps its master weights in fp32"
         raise ConfigError(message, key="dtype=fp64", hint="use dtype=fp32 or dtype=bf16")
@@ -47,14 +49,14 @@ def check_launch(config: Config, cluster: Cluster, launcher: str | None) -> None
         raise ConfigError(message, key="cluster.hostfile", hint=hint)
 
 
-def not_launchable(config: Config, cluster: Cluster, joins: bool = False) -> list[Problem]:
+def not_launchable(job: Job, joins: bool = False) -> list[Problem]:
     """Return the problems that stop a launch but not a dry run: nodes without a hostfile.
 
     With `joins`, nodes need no hostfile: a scheduler has started a process on each.
     """
-    problems = []
-    if config.cluster.hostfile is None and len(cluster.nodes) > 1 and not joins:
-        key = f"cluster.nodes={len(cluster.nodes)}"
+    problems, nodes = [], len(job.cluster.nodes)
+    if job.config.cluster.hostfile is None and nodes > 1 and not joins:
+        key = f"cluster.nodes={nodes}"
         hint = "add --hostfile FILE, or --launcher slurm or k8s; `plan` and `train --dry-run` need no hosts"
         problems.append(Problem("several nodes need a hostfile", key, hint))
     return problems
@@ -86,13 +88,14 @@ def same_host(cluster: Cluster, resolve: bool) -> Problem | None:
     return None
 
 
-def gpu_problem(config: Config, cluster: Cluster) -> Problem | None:
+def gpu_problem(job: Job) -> Problem | None:
     """Return the problem if this machine's GPUs are fewer or smaller than the config says, or PyTorch cannot use them.
 
     Other hosts are ignored. Without this check ranks would silently train on CPUs, or share a GPU, and be slow. A
     smaller GPU is a problem only if the hostfile names its memory; else `on_this_machine` plans with what is there.
     """
-    here = [node for node in cluster.nodes if is_local(node.host)]
+    config = job.config
+    here = [node for node in job.cluster.nodes if is_local(node.host)]
     if not here or not uses_gpus(config):
         return None
     ranks, gpus = max(node.devices for node in here), visible_gpus()
@@ -131,17 +134,17 @@ def _seen() -> str:
     return "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible or repr(visible)}"
 
 
-def shared_cores(config: Config, cluster: Cluster) -> str | None:
+def shared_cores(job: Job) -> str | None:
     """Return a line that says that many CPU ranks share each core of this machine; None if they do not."""
-    ranks, here = sum(node.devices for node in cluster.nodes if is_local(node.host)), cores()
-    if uses_gpus(config) or ranks <= 2 * here:
+    ranks, here = sum(node.devices for node in job.cluster.nodes if is_local(node.host)), cores()
+    if uses_gpus(job.config) or ranks <= 2 * here:
         return None
     return f"{ranks} ranks share {counted(here, 'core')} of this machine and take turns; --nproc {here} is no slower"
 
 
-def idle_gpus(config: Config, cluster: Cluster) -> str | None:
+def idle_gpus(job: Job) -> str | None:
     """Return a line that says that ranks here run on CPUs though the machine has GPUs; None if that is not so."""
-    if uses_gpus(config) or not any(is_local(node.host) for node in cluster.nodes):
+    if uses_gpus(job.config) or not any(is_local(node.host) for node in job.cluster.nodes):
         return None
     gpus = visible_gpus()
     if not gpus:

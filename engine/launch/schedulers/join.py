@@ -29,14 +29,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from engine.cluster.cluster import Cluster
-from engine.config import schema
 from engine.control.link import Link
 from engine.control.protocol import Again, End, Hello, Join, ProtocolError
 from engine.control.signals import STOP_SIGNALS, handled
 from engine.control.sockets import Listener, connect
 from engine.errors import BytescaleError, ExitCode, PreflightError, storage_error
 from engine.interrupts import is_interrupt
+from engine.job import Job
 from engine.launch.agents.agent import Agent
 from engine.launch.agents.commands import NodeCommand
 from engine.launch.agents.launchers import Loss, Starts, how_to_resume
@@ -106,11 +105,10 @@ class Joins:
             if self._followers is not None:
                 self._followers.dismiss(code)
 
-    def cluster(self, config: schema.Cluster) -> Cluster:
-        """Return the cluster of a config, whose first node is this machine. The names of others are no host names."""
-        found = Cluster.of(config)
-        first, *others = found.nodes
-        return replace(found, nodes=(replace(first, host="localhost"), *others))
+    def job(self, job: Job) -> Job:
+        """Return the job with this machine as its first node. The names of others are no host names."""
+        first, *others = job.nodes
+        return Job(job.config, (replace(first, host="localhost"), *others))
 
     def publish(self) -> None:
         """Write the file through which the others join, in a locked run folder. Remove those of launches that died."""

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.config.units import counted
 from engine.errors import ConfigError, RunFolderError
 from engine.files import write_durably
 from engine.fit.check import check_fit
+from engine.job import Job
 from engine.launch.checks.launchable import check_launch
 from engine.launch.checks.place import check_place
 from engine.launch.schedulers import k8s, slurm
@@ -31,8 +31,9 @@ def hand_over(
     if config.cluster.hostfile is not None:
         key = f"cluster.hostfile={config.cluster.hostfile}"
         raise ConfigError("the hosts are chosen by the cluster", key=key, hint="leave it out and set cluster.nodes")
-    check_launch(config, Cluster.of(config.cluster), None)
-    check_fit(config, {"cluster.nodes"})
+    job = Job(config)
+    check_launch(job, None)
+    check_fit(job, {"cluster.nodes"})
     if launcher == "k8s" and resume == "never":
         hint = "choose a new run.out instead"
         raise ConfigError("would begin again whenever a pod starts", key="--resume never", hint=hint)
@@ -50,9 +51,9 @@ def hand_over(
     if launcher == "k8s":
         say(f"{path}: {counted(config.cluster.nodes, 'pod')}; {k8s.how_to_apply(path)}")
         return {"k8s": {"manifest": str(path), "text": text}}
-    job = slurm.submit(text, path)
-    log = folder.logs / f"slurm-{job}.log"
+    number = slurm.submit(text, path)
+    log = folder.logs / f"slurm-{number}.log"
     root, quoted = shlex.quote(str(folder.root)), shlex.quote(str(log))
-    say(f"job {job} on {counted(config.cluster.nodes, 'node')}: `squeue -j {job}`, `scancel {job}`")
+    say(f"job {number} on {counted(config.cluster.nodes, 'node')}: `squeue -j {number}`, `scancel {number}`")
     say(f"follow it with `tail -F {quoted}` or `bytescale runs status {root}`")
-    return {"slurm": {"job": job, "script": str(path), "log": str(log)}}
+    return {"slurm": {"job": number, "script": str(path), "log": str(log)}}

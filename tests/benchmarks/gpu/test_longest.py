@@ -9,7 +9,7 @@ import pytest
 from benchmarks.gpu import longest
 from benchmarks.gpu.longest import CASES, MODES, MOST_S, Longest, length_of, outlook, step_seconds
 from engine.fit.estimate import estimate
-from engine.planner.settings import PlanSettings
+from engine.job import Job
 from tests.benchmarks.gpu.one_rank import alone
 from tests.world import run_world
 
@@ -20,10 +20,9 @@ ALL = [Longest(mode, ratio) for mode in MODES for ratio in ("0", "auto")]
 def test_what_runs_is_the_longest_that_fits_in_memory_and_time(case: Longest) -> None:
     found = length_of(case)
     config = case.config(found.fits)
-    settings = PlanSettings.of(config)
-    assert estimate(config, settings).fits
+    assert estimate(Job(config)).fits
     longer = case.config(found.fits + 64)
-    assert not estimate(longer, PlanSettings.of(longer)).fits
+    assert not estimate(Job(longer)).fits
     assert found.runs == found.fits or MOST_S * 0.99 < found.runs_s <= MOST_S < found.fits_s
 
 
@@ -44,7 +43,7 @@ def tiny(ratio: str, cut: bool) -> dict[str, Any]:
     keys = ("model=tiny", "model.layers=6", "cluster.device_memory=1031MiB")  # of which the runtime has 1 GiB
     case = Longest("none", ratio, keys)
     if cut:
-        costs = PlanSettings.of(case.config()).costs
+        costs = Job(case.config()).settings.costs
         longest.MOST_S = (step_seconds(costs, 1) + length_of(case).fits_s) / 2
     return longest.longest(case, alone())
 

@@ -14,8 +14,8 @@ from benchmarks.gpu import longest, memory, on_gpu, one_rank
 from benchmarks.gpu.memory import PEAKS, RACES, SECTIONS, TRACES, Race, Step
 from engine.attention.kernels.call import Kernel
 from engine.fit.estimate import estimate
+from engine.job import Job
 from engine.planner.ratios import Load
-from engine.planner.settings import PlanSettings
 from engine.units import PPM
 from tests.benchmarks.gpu.one_rank import alone
 from tests.world import run_world
@@ -28,16 +28,15 @@ TINY = ("model.layers=6",)
 def test_every_case_fits(step: Step) -> None:
     """With what it offloads, and without, which a race runs too."""
     config = step.config
-    settings = PlanSettings.of(config)
     for ratio in {step.ratio, 0.0} if step not in PEAKS else {step.ratio}:
-        assert estimate(config, settings, Load(step.tokens, step.tokens, round(PPM * ratio))).fits
+        assert estimate(Job(config), Load(step.tokens, step.tokens, round(PPM * ratio))).fits
 
 
 def test_the_estimate_is_that_of_the_first_micro_batch_of_a_step() -> None:
     """Gradients of earlier ones, which a later one finds, are not there: a case on the host shows the difference."""
     (step,) = (step for step in PEAKS if step.config.optimizer.on_host)
-    settings, load = PlanSettings.of(step.config), Load(step.tokens, step.tokens, 0)
-    first, later = (estimate(step.config, settings, replace(load, first=first)) for first in (True, False))
+    load = Load(step.tokens, step.tokens, 0)
+    first, later = (estimate(Job(step.config), replace(load, first=first)) for first in (True, False))
     rank = one_rank.OneRank(step.config, Mock(), Mock(), Mock())
     assert rank.estimated(step.tokens, 0.0) == first.peak - first.items["other"] < later.peak - later.items["other"]
 
@@ -63,7 +62,7 @@ def test_no_part_of_it_takes_more_than_five_minutes() -> None:
     """By the data sheet and a third more, and 18 s for each process to start and draw its weights."""
 
     def seconds(step: Step, times: int) -> float:
-        return times * longest.step_seconds(PlanSettings.of(step.config).costs, step.tokens)
+        return times * longest.step_seconds(Job(step.config).settings.costs, step.tokens)
 
     steps = {
         "peak": sum(seconds(step, 2) for step in PEAKS),

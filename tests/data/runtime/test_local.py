@@ -24,9 +24,9 @@ from engine.data.runtime.planner import StepPlanner
 from engine.data.runtime.process import PlanningProcess
 from engine.data.steps import Cursor
 from engine.errors import BytescaleError, DataError
+from engine.job import Job
 from engine.launch.prepare import write_facts
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.run.folder import RunFolder
 from engine.simulator.facts import outcome
 from engine.simulator.timeline import balance, simulate
@@ -70,7 +70,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 def planning(
     folder: RunFolder, config: Config, sockets: Sequence[int] = (), first: bool = True
 ) -> Iterator[LocalRuntime]:
-    with closing(LocalRuntime(folder, config, PlanSettings.of(config), sockets, first)) as ahead:
+    with closing(LocalRuntime(folder, Job(config), sockets, first)) as ahead:
         yield ahead
 
 
@@ -90,7 +90,7 @@ def node(
 def test_plans_are_those_that_planning_in_place_gives(folder: RunFolder, config: Config) -> None:
     """With a step and a validation set that nobody has packed before."""
     elsewhere = config.model_copy(update={"data": config.data.model_copy(update={"cache": f"{folder.root}/other"})})
-    steps, settings, cursor = Corpora(elsewhere).steps, PlanSettings.of(config), Cursor()
+    steps, settings, cursor = Corpora(elsewhere).steps, Job(config).settings, Cursor()
     with planning(folder, config) as ahead:
         expected_sets = steps.validation()
         found_sets = ahead.validation()
@@ -329,7 +329,7 @@ def test_documents_that_cannot_be_used_come_with_the_first_step_after_their_bloc
     folder = RunFolder(tmp_path / "run")
     folder.root.mkdir()
     write_facts(folder, config, Corpora(config), 0)
-    planner, met, cursor = StepPlanner(open_run(folder, config), config, PlanSettings.of(config)), list[int](), Cursor()
+    planner, met, cursor = StepPlanner(open_run(folder, config), Job(config)), list[int](), Cursor()
     while cursor.tokens < 9000:
         *_, cursor, unusable, _ = planner.step(cursor)
         met.append(len(unusable))

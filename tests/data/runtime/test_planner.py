@@ -20,7 +20,7 @@ from engine.data.pack import pack
 from engine.data.runtime.planner import StepPlanner, received_sets, received_step
 from engine.data.sources import jsonl
 from engine.data.steps import Cursor
-from engine.planner.settings import PlanSettings
+from engine.job import Job
 from engine.units import Ints
 from tests.data.memory import MemoryLengths, same
 
@@ -88,7 +88,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 def planner_of(config: Config, make_blocks: MakeBlocks) -> StepPlanner:
     sources = open_sources(config.data, list_blocks(config.data), make_blocks=make_blocks)
-    return StepPlanner(sources, config, PlanSettings.of(config))
+    return StepPlanner(sources, Job(config))
 
 
 def test_steps_that_are_planned_from_sent_lengths_are_those_of_local_blocks(config: Config) -> None:

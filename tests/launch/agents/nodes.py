@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from engine.control.link import Link
-from engine.control.protocol import Job, Message, Start, Tree
+from engine.control.protocol import Message, Start, Tree, Work
 from engine.launch.agents.commands import NodeCommand
 from engine.run.folder import RunFolder
 
@@ -62,29 +62,29 @@ def walks(folder: RunFolder, steps: int) -> str:
     return real_rank(folder).replace('progress.report("forward", 1, step=3)', each)
 
 
-def job(
+def work(
     folder: RunFolder,
     *programs: str,
     first: int = 0,
     peer: str | None = None,
     alone: bool = True,
     environment: Mapping[str, str] = MappingProxyType({}),
-) -> Job:
-    """The job of a node whose ranks, from `first` on, run Python programs."""
+) -> Work:
+    """The work of a node whose ranks, from `first` on, run Python programs."""
     ranks = [(rank, [sys.executable, "-c", program]) for rank, program in enumerate(programs, start=first)]
-    return Job(str(folder.root), ranks, dict(environment), gpus=False, alone=alone, peer=peer)
+    return Work(str(folder.root), ranks, dict(environment), gpus=False, alone=alone, peer=peer)
 
 
 def start(folder: RunFolder, *programs: str, tree: Tree | None = None, **more: Any) -> Start:
-    """The message that starts these programs, by default on the only node; `more` as for `job`."""
-    return Start(job(folder, *programs, **more), tree)
+    """The message that starts these programs, by default on the only node; `more` as for `work`."""
+    return Start(work(folder, *programs, **more), tree)
 
 
 def node(
     folder: RunFolder, *programs: str, host: str = "localhost", first: int = 0, start: tuple[str, ...] = AGENT
 ) -> NodeCommand:
     """A node whose agent `start` starts."""
-    return NodeCommand(host, start, {}, job(folder, *programs, first=first))
+    return NodeCommand(host, start, {}, work(folder, *programs, first=first))
 
 
 class Launcher:

@@ -41,7 +41,7 @@ from engine.errors import Problem
 from engine.launch.agents import agent as agents
 from engine.launch.agents.agent import Agent, last_line, write_stacks
 from engine.run.folder import RunFolder
-from tests.launch.agents.nodes import WAITS, Launcher, job, real_rank, start
+from tests.launch.agents.nodes import WAITS, Launcher, real_rank, start, work
 
 SLEEPS = "import time; time.sleep(60)"
 CHILD = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
@@ -105,7 +105,7 @@ def test_ranks_compile_in_a_few_processes_unless_the_user_chose_a_number(
     monkeypatch.setattr(agents, "_Rank", begin)
     ours, theirs = (end.detach() for end in socket.socketpair())
     link, other = Link(ours, ours), Link(theirs, theirs)
-    Agent(link)._start(job(folder, *["pass"] * ranks, environment=environment), None)
+    Agent(link)._start(work(folder, *["pass"] * ranks, environment=environment), None)
     assert [one["TORCHINDUCTOR_COMPILE_THREADS"] for one in started] == [set_to] * ranks
     assert {one["OMP_NUM_THREADS"] for one in started} == {chosen or str(max(1, cores // ranks))}
     link.close()
@@ -128,10 +128,10 @@ def test_other_hosts_are_reached_over_the_interface_of_the_route_unless_the_user
     ours, theirs = (end.detach() for end in socket.socketpair())
     link, other = Link(ours, ours), Link(theirs, theirs)
     agent = Agent(link)
-    agent._start(job(folder, "pass", peer="beta"), None)
-    agent._start(job(folder, "pass", peer="beta", environment={"NCCL_SOCKET_IFNAME": "ib"}), None)
-    agent._start(job(folder, "pass", peer="unreachable"), Tree(None, 0, "00"))
-    agent._start(job(folder, "pass"), None)
+    agent._start(work(folder, "pass", peer="beta"), None)
+    agent._start(work(folder, "pass", peer="beta", environment={"NCCL_SOCKET_IFNAME": "ib"}), None)
+    agent._start(work(folder, "pass", peer="unreachable"), Tree(None, 0, "00"))
+    agent._start(work(folder, "pass"), None)
     names = [(one.get("GLOO_SOCKET_IFNAME"), one.get("NCCL_SOCKET_IFNAME")) for one in started]
     assert names == [("eth7", "=eth7"), ("eth7", "ib"), (None, None), ("lo", "=lo")]
     link.close()
@@ -185,8 +185,8 @@ def test_ranks_ignore_the_signal_that_slurm_may_send_to_all_processes(folder: Ru
 
 def test_a_program_that_cannot_be_started_is_a_cause(folder: RunFolder, launcher: Launcher) -> None:
     """The other ranks of the node run."""
-    work = job(folder, WAITS, first=1)
-    launcher.link.send(Start(replace(work, ranks=[(0, ["/no/such/python"]), *work.ranks]), None))
+    given = work(folder, WAITS, first=1)
+    launcher.link.send(Start(replace(given, ranks=[(0, ["/no/such/python"]), *given.ranks]), None))
     ended = launcher.until(Ended)
     assert ended.cause is not None and (ended.rank, ended.code, ended.cause.code) == (0, 127, 3)
     assert ended.cause.problem.message.endswith(": /no/such/python: No such file or directory")

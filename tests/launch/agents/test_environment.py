@@ -17,6 +17,7 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.errors import PreflightError
 from engine.hardware.profile import check_cluster
+from engine.job import Job
 from engine.launch.agents.commands import node_commands
 from engine.launch.agents.environment import environment_problem, forwarded
 from engine.launch.agents.ranks import run_ranks
@@ -71,14 +72,14 @@ def seen_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: bool, stag
     folder = RunFolder(tmp_path / "run")
     folder.logs.mkdir(parents=True, exist_ok=True)
     folder.log(1).unlink(missing_ok=True)
-    alpha, beta = node_commands(OTHERS, folder, None, ranks_of(gpus, stage))
+    alpha, beta = node_commands(Job(ranks_of(gpus, stage), OTHERS.nodes), folder, None)
     shown = str(alpha) + str(beta)
     assert not any(value in shown for value in (*USERS.values(), *SECRETS.values())), "a dry run prints it"
     for value in (*USERS.values(), *SECRETS.values()):
         needed = value in (USERS["LD_LIBRARY_PATH"], USERS["PYTHONPATH"])
         assert needed == (value in " ".join(beta.arguments)), "`ps` shows it"
     shows = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
-    beta = replace(beta, job=replace(beta.job, ranks=[(1, shows)], peer=None))
+    beta = replace(beta, work=replace(beta.work, ranks=[(1, shows)], peer=None))
     run_ranks([beta], folder, lambda: None, lambda line: None)
     seen: dict[str, str] = json.loads(folder.log(1).read_text())
     return seen
@@ -127,9 +128,9 @@ def test_launch_order_is_kept_only_where_two_communicators_meet(
     monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT", raising=False)
 
     def order(ranks: int, gpus: bool, stage: int, pp: int = 1) -> str | None:
-        cluster = Cluster((Node("localhost", ranks),), 2**30)
-        commands = node_commands(cluster, RunFolder(tmp_path), None, ranks_of(gpus, stage, pp))
-        return commands[0].job.environment.get("NCCL_LAUNCH_ORDER_IMPLICIT")
+        nodes = (Node("localhost", ranks),)
+        commands = node_commands(Job(ranks_of(gpus, stage, pp), nodes), RunFolder(tmp_path), None)
+        return commands[0].work.environment.get("NCCL_LAUNCH_ORDER_IMPLICIT")
 
     assert order(2, True, 3) == order(2, True, 1, pp=2) == "1"
     assert [order(2, True, 2), order(2, False, 3), order(1, True, 3)] == [None] * 3
@@ -155,7 +156,7 @@ def test_one_queue_for_all_streams_is_refused_on_gpus(tmp_path: Path, monkeypatc
     refused = train(h200, dry_run=True, say=lambda line: None)["dry_run"]["refused"]
     assert [one["key"] for one in refused] == [problem.key]
     with pytest.raises(PreflightError):
-        check_cluster(h200, gpus=1)
+        check_cluster(Job(h200), gpus=1)
     assert environment_problem(load([]), os.environ) is None, "CPUs have no streams"
     assert environment_problem(h200, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}) is None
     assert environment_problem(h200, {}) is None

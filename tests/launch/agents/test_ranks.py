@@ -20,7 +20,7 @@ from engine.launch.agents import launchers, nodes, ranks
 from engine.launch.agents.commands import NodeCommand
 from engine.launch.agents.ranks import PreemptedError, RankError, run_ranks
 from engine.run.folder import RunFolder
-from tests.launch.agents.nodes import AGENT, WAITS, job, node, real_rank, walks
+from tests.launch.agents.nodes import AGENT, WAITS, node, real_rank, walks, work
 
 FAIL = """
 import json, os, sys, time
@@ -228,7 +228,7 @@ def test_without_ssh_the_other_agents_are_ended(folder: RunFolder) -> None:
 def test_a_rank_that_cannot_be_started_is_a_failed_check(folder: RunFolder) -> None:
     """A host without the run folder has no place for the log."""
     command = node(folder, "import time; time.sleep(60)")
-    command = replace(command, job=replace(command.job, ranks=[*command.job.ranks, (1, ["/no/such/python"])]))
+    command = replace(command, work=replace(command.work, ranks=[*command.work.ranks, (1, ["/no/such/python"])]))
     with pytest.raises(RankError, match=r"rank 1 could not be started on .*: /no/such/python: No such file") as caught:
         run_ranks([command], folder, lambda: None, print)
     assert (caught.value.code, caught.value.problems[0].hint) == (3, PATHS_HINT)
@@ -389,7 +389,7 @@ def test_the_launcher_gets_the_paces_of_ranks(folder: RunFolder) -> None:
 def test_agents_hear_the_launcher_while_it_waits_for_storage_or_a_terminal(folder: RunFolder) -> None:
     """What it does between two looks, such as reading the metrics, may take longer than agents wait for it."""
     impatient = "from engine.launch.agents import agent\nagent.SILENCE_S = 1.5\nagent.main()"
-    command = NodeCommand("localhost", (sys.executable, "-c", impatient), {}, job(folder, WAITS, alone=False))
+    command = NodeCommand("localhost", (sys.executable, "-c", impatient), {}, work(folder, WAITS, alone=False))
     waits = [lambda: time.sleep(4), lambda: os.kill(os.getpid(), signal.SIGTERM)]
     with pytest.raises(PreemptedError):
         run_ranks([command], folder, lambda: waits.pop(0)() if waits else None, lambda line: None)

@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.cluster.cluster import Cluster
 from engine.config.load import load
-from engine.config.schema import Config
 from engine.errors import PreflightError
+from engine.job import Job
 from engine.launch.checks import launchable
 from engine.launch.checks.launchable import gpu_problem
 from engine.launch.run import train
 
 
-def h200(*overrides: str) -> tuple[Config, Cluster]:
-    config = load(["recipe=h200-1b-8k", *overrides])
-    return config, Cluster.of(config.cluster)
+def h200(*overrides: str) -> Job:
+    return Job(load(["recipe=h200-1b-8k", *overrides]))
 
 
 @pytest.fixture(autouse=True)
@@ -35,16 +33,16 @@ def test_a_machine_without_a_gpu_is_refused_before_anything_is_written(
 ) -> None:
     machine(monkeypatch, 0)
     out = tmp_path / "run"
-    config, cluster = h200("cluster.ranks_per_node=8", f"run.out={out}")
+    job = h200("cluster.ranks_per_node=8", f"run.out={out}")
     with pytest.raises(PreflightError) as caught:
-        train(config)
+        train(job.config)
     (problem,) = caught.value.problems
     assert (caught.value.code, out.exists()) == (3, False)
     assert f"{problem.key}: {problem.message}" == "cluster=h200x8: trains on GPUs, but CUDA finds none on this machine"
     hint = "use a machine with GPUs; recipe=quickstart needs none, and `bytescale train --dry-run` only plans"
     assert problem.hint == hint
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    hidden = gpu_problem(config, cluster)
+    hidden = gpu_problem(job)
     assert hidden is not None and hidden.message.endswith("with CUDA_VISIBLE_DEVICES=''"), "it may be why"
 
 
@@ -54,21 +52,21 @@ def test_a_dry_run_lists_missing_gpus_with_what_else_a_launch_refuses(
     machine(monkeypatch, 0)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.py").write_text("print()\n" * 400)
-    config, _ = h200(f"data.path={tmp_path / 'data'}", f"run.out={tmp_path / 'run'}")
-    shown = train(config, dry_run=True, say=lambda line: None)["dry_run"]
+    job = h200(f"data.path={tmp_path / 'data'}", f"run.out={tmp_path / 'run'}")
+    shown = train(job.config, dry_run=True, say=lambda line: None)["dry_run"]
     assert [problem["key"] for problem in shown["refused"]] == ["cluster=h200x8"]
 
 
 def test_more_ranks_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 2)
-    problem = gpu_problem(*h200("cluster.ranks_per_node=8"))
+    problem = gpu_problem(h200("cluster.ranks_per_node=8"))
     assert problem is not None
     assert (problem.key, problem.hint) == ("cluster.ranks_per_node=8", "set cluster.ranks_per_node=2")
     assert problem.message == "8 ranks need one GPU each, but CUDA finds 2 on this machine"
-    assert gpu_problem(*h200("cluster.ranks_per_node=2")) is None
+    assert gpu_problem(h200("cluster.ranks_per_node=2")) is None
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost slots=4\n")
-    problem = gpu_problem(*h200(f"cluster.hostfile={hosts}"))
+    problem = gpu_problem(h200(f"cluster.hostfile={hosts}"))
     assert problem is not None
     assert (problem.key, problem.hint) == ("cluster.hostfile", f"set slots=2 for this machine in {hosts}")
 
@@ -77,9 +75,8 @@ def test_other_hosts_and_clusters_of_cpus_need_no_gpu_here(tmp_path: Path, monke
     monkeypatch.setattr(launchable, "visible_gpus", lambda: pytest.fail("nothing here needs a GPU"))
     hosts = tmp_path / "hosts"
     hosts.write_text("alpha slots=8\nbeta slots=8\n")
-    assert gpu_problem(*h200(f"cluster.hostfile={hosts}")) is None
-    local = load(["recipe=quickstart"])
-    assert gpu_problem(local, Cluster.of(local.cluster)) is None
+    assert gpu_problem(h200(f"cluster.hostfile={hosts}")) is None
+    assert gpu_problem(Job(load(["recipe=quickstart"]))) is None
 
 
 def test_gpus_that_pytorch_cannot_use_are_refused_before_anything_is_written(
@@ -88,9 +85,9 @@ def test_gpus_that_pytorch_cannot_use_are_refused_before_anything_is_written(
     machine(monkeypatch, 1)
     monkeypatch.setattr(launchable, "pytorch_without_cuda", lambda: "2.13.0+cpu")
     out = tmp_path / "run"
-    config, _ = h200("cluster.ranks_per_node=1", f"run.out={out}")
+    job = h200("cluster.ranks_per_node=1", f"run.out={out}")
     with pytest.raises(PreflightError) as caught:
-        train(config)
+        train(job.config)
     (problem,) = caught.value.problems
     assert (caught.value.code, problem.key, out.exists()) == (3, "cluster=h200x8", False)
     assert problem.message == "PyTorch 2.13.0+cpu cannot use this machine's GPU: it was built without CUDA"
@@ -101,7 +98,7 @@ def test_many_ranks_on_few_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(launchable, "cores", lambda: 2)
     lines = []
     for ranks in (4, 64):
-        config = load(["recipe=quickstart", f"cluster.ranks_per_node={ranks}"])
-        lines.append(launchable.shared_cores(config, Cluster.of(config.cluster)))
+        job = Job(load(["recipe=quickstart", f"cluster.ranks_per_node={ranks}"]))
+        lines.append(launchable.shared_cores(job))
     assert lines == [None, "64 ranks share 2 cores of this machine and take turns; --nproc 2 is no slower"]
-    assert launchable.shared_cores(*h200("cluster.ranks_per_node=8")) is None
+    assert launchable.shared_cores(h200("cluster.ranks_per_node=8")) is None

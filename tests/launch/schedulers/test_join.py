@@ -30,7 +30,7 @@ from engine.launch.schedulers import join
 from engine.launch.schedulers.join import Joins, _Followers, _meeting, _user_of, take_part
 from engine.launch.schedulers.joined import Joined
 from engine.run.folder import RunFolder
-from tests.launch.agents.nodes import job, node, real_rank
+from tests.launch.agents.nodes import node, real_rank, work
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 OTHER = """
@@ -70,7 +70,7 @@ def others(folder: RunFolder, *places: Joined, patience: float = 60) -> Iterator
 
 def second(folder: RunFolder, program: str) -> NodeCommand:
     """The node that joins, with rank 1."""
-    return NodeCommand("node 1", (), {}, job(folder, program, first=1, alone=False))
+    return NodeCommand("node 1", (), {}, work(folder, program, first=1, alone=False))
 
 
 def launch(joins: Joins, folder: RunFolder, *programs: str, tick: Callable[[], None] = lambda: None) -> None:

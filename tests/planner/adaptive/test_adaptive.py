@@ -12,6 +12,7 @@ from engine.cluster.hostfile import Node
 from engine.config.load import load
 from engine.data.lengths import step_lengths
 from engine.data.mixes import draw_documents
+from engine.job import Job
 from engine.planner.adaptive.workload import lower_bound
 from engine.planner.make import plan_step
 from engine.planner.plan.loads import micro_tokens
@@ -29,7 +30,7 @@ H200 = [*LLAMA7B_256K, "cluster=h200x8", "cluster.nodes=8"]
 
 
 def h200(*more: str) -> PlanSettings:
-    return PlanSettings.of(load([*H200, "batch_tokens=8M", *more]))
+    return Job(load([*H200, "batch_tokens=8M", *more])).settings
 
 
 def steps(mix: str, seed: int) -> np.ndarray:
@@ -130,7 +131,7 @@ def test_a_ring_spans_nodes_of_two_kinds_where_one_kind_alone_takes_longer() -> 
 @pytest.mark.parametrize(("nodes", "count", "context"), [(2, 20, "8K"), (2, 32, "8K"), (8, 80, "8K"), (8, 100, "16K")])
 def test_with_few_sequences_a_rank_it_is_no_slower_than_the_others(nodes: int, count: int, context: str) -> None:
     config = load([*H200, f"cluster.nodes={nodes}", "capacity=8K", f"context={context}"])
-    ours = PlanSettings.of(config)
+    ours = Job(config).settings
     for seed in range(6):
         drawn = np.random.default_rng(seed).lognormal(np.log(4000), 1.2, count)
         step = np.clip(drawn, 64, ours.context).astype(np.int64)
@@ -173,7 +174,7 @@ def test_a_capacity_that_needs_offload_does_not_slow_short_sequences(stage: int)
     """Micro-batches of 110K tokens would copy for longer than they compute: 1.36 times the bound, 1.40 in slots."""
     keys = [*LLAMA3_8B_256K, "cluster.nodes=128", "parallel.tp=2", f"zero.stage={stage}", "recompute=none"]
     config = load([*keys, "offload.ratio=auto", "capacity=110K", "cluster.headroom=0"])
-    ours, (step,) = PlanSettings.of(config), step_lengths(config, 1, lambda _: None)
+    ours, (step,) = Job(config).settings, step_lengths(config, 1, lambda _: None)
     plain = ours.costs.most_tokens(ours.device_memory)
     assert plain < 40_000
     least = makespan(plan_step(step, replace(ours, capacity=plain)), ours)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from engine.config.load import load
 from engine.cost.activations import Instant
 from engine.data.lengths import step_lengths
+from engine.job import Job
 from engine.planner.adaptive import pipeline
 from engine.planner.adaptive.pipeline import uncut_pipeline
 from engine.planner.adaptive.slots import slot_candidates
@@ -48,7 +49,7 @@ def test_no_plan_is_slower_than_whole_sequences_in_1f1b(step: list[int], ranks: 
 def test_a_pipeline_with_long_sequences_waits_little(mix: str) -> None:
     """70B on 8,192 GPUs: without slices, teams and an order of its own a step takes 1.6 to 2.3 times the bound."""
     config = load(["recipe=llama70b-2m-paper", f"lengths={mix}"])
-    ours = PlanSettings.of(config)
+    ours = Job(config).settings
     (step,) = step_lengths(config, 1, lambda _: None)
     plan, bound = plan_step(step, ours), lower_bound(step, ours)
     assert plan.slices > plan.sequences and plan.team.max() > 1
@@ -99,7 +100,7 @@ def test_a_pipeline_of_many_slots_is_not_searched(monkeypatch: pytest.MonkeyPatc
     """8 GPUs and 4M tokens: in 512 slots, stages wait little in 1F1B order, and a search would take long."""
     keys = [*LLAMA3_8B_256K, "context=8K", "cluster.nodes=1", "parallel.pp=8", "zero.stage=1"]
     config = load([*keys, "offload.ratio=0", "capacity=8K", "batch_tokens=4M", "recompute=none"])
-    ours, (step,) = PlanSettings.of(config), step_lengths(config, 1, lambda _: None)
+    ours, (step,) = Job(config).settings, step_lengths(config, 1, lambda _: None)
     monkeypatch.delattr(pipeline, "interleave")
     assert makespan(plan_step(step, ours), ours) < 1.03 * lower_bound(step, ours)
 
@@ -110,7 +111,7 @@ def test_the_stage_with_the_most_layers_decides() -> None:
     for stages in ("auto", "[77,1,1,1]"):
         keys = ["recipe=llama70b-2m-paper", "batch_tokens=4M", "context=256K", f"parallel.stages={stages}"]
         config = load(keys)
-        ours, (step,) = PlanSettings.of(config), step_lengths(config, 1, lambda _: None)
+        ours, (step,) = Job(config).settings, step_lengths(config, 1, lambda _: None)
         plan = plan_step(step, ours)
         took[stages], bounds[stages] = makespan(plan, ours), lower_bound(step, ours)
         assert (facts(plan, ours)["offloaded_share"] > 0) == plan.offload.any()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from engine.config.load import load
+from engine.job import Job
 from engine.planner.baselines.static_bound import static_bound
 from engine.planner.make import plan_step
-from engine.planner.settings import PlanSettings
 from engine.planner.time.makespan import makespan
 from tests.presets import LLAMA7B_256K, fixed
 
@@ -31,7 +31,7 @@ CASES = {
 @pytest.mark.parametrize("longest", [64 * 1024, 200])
 def test_the_bound_is_just_below_the_simulated_time(case: str, longest: int) -> None:
     config = load([*SMALL, "cluster.nodes=4", *CASES[case]])
-    settings = PlanSettings.of(config)
+    settings = Job(config).settings
     lengths = np.random.default_rng(longest).lognormal(7, 2, 400)
     lengths = np.clip(lengths, 1, min(longest, config.context)).astype(np.int64)
     simulated = makespan(plan_step(lengths, settings), settings)
@@ -40,7 +40,7 @@ def test_the_bound_is_just_below_the_simulated_time(case: str, longest: int) -> 
 
 def test_slow_ranks_count() -> None:
     config = load([*SMALL, "cluster.nodes=4", "cluster.speeds=[100,50,100,80]"])
-    settings, lengths = PlanSettings.of(config), np.full(64, 16 * 1024)
+    settings, lengths = Job(config).settings, np.full(64, 16 * 1024)
     simulated = makespan(plan_step(lengths, settings), settings)
-    even = static_bound(lengths, PlanSettings.of(load([*SMALL, "cluster.nodes=4"])))
+    even = static_bound(lengths, Job(load([*SMALL, "cluster.nodes=4"])).settings)
     assert 1.5 * even < 0.99 * simulated <= static_bound(lengths, settings) <= simulated

@@ -14,8 +14,8 @@ from engine.config.load import load, resolved_yaml
 from engine.control.chaos import Fault
 from engine.errors import CheckpointError
 from engine.files import LOCK, locked
-from engine.run import chaos
-from engine.run.chaos import harm
+from engine.launch import chaos
+from engine.launch.chaos import harm
 from engine.run.checkpoints import check_hashes, newest_first
 from engine.run.folder import RunFolder
 from tests.run.damage import save

@@ -6,12 +6,12 @@ import errno
 import os
 from pathlib import Path
 
-from engine.cluster.cluster import Cluster
 from engine.config.units import counted, format_bytes
 from engine.control.chaos import Fault, plant
 from engine.control.progress import MOMENTS, PHASES
 from engine.errors import CheckpointError, ConfigError, RunFolderError
 from engine.files import append
+from engine.job import Job
 from engine.run.checkpoints import MANIFEST, newest_first
 from engine.run.folder import RunFolder
 from engine.run.status import config_of, status
@@ -37,7 +37,7 @@ def harm(run: Path, fault: Fault, rank: int) -> str:
         return _corrupt(folder)
     if fault.name == "fill-disk":
         return _fill(folder)
-    ranks = Cluster.of(config.cluster).ranks
+    ranks = Job(config).cluster.ranks
     if not 0 <= rank < ranks:
         message, hint = f"is not among the {counted(ranks, 'rank')} of the run", f"for example --rank {ranks - 1}"
         raise ConfigError(message, key=f"--rank {rank}", hint=hint)
