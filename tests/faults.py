@@ -18,6 +18,7 @@ from engine.config.load import load
 from engine.control.chaos import Fault, plant
 from engine.launch.run import train
 from engine.run.folder import RunFolder
+from tests.root import ROOT
 from tests.trainer.worlds import in_worlds
 
 SMALL = [
@@ -59,7 +60,7 @@ def _overrides(out: Path, data: Path, steps: int, *more: str) -> list[str]:
 
 def documents(folder: Path) -> Path:
     """Write a few real source files, from this repository, into a folder."""
-    for path in sorted((Path(__file__).parents[1] / "engine" / "planner").glob("*.py")):
+    for path in sorted((ROOT / "engine" / "planner").glob("*.py")):
         if path.stat().st_size:
             (folder / path.name).write_bytes(path.read_bytes()[:500])
     return folder

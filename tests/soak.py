@@ -26,13 +26,14 @@ from engine.launch.chaos import harm
 from engine.run.folder import RunFolder
 from engine.run.status import is_locked
 from tests.faults import End, Launcher, command, documents, ledger, losses, processes_of, ranks_of
+from tests.root import ROOT
 
 PHASES = ("data", "forward", "backward", "reduce", "update", "save", "write", "rename", "verify")
 OF_CHECKPOINTS = ("save", "write", "rename")
 MESH = ["parallel.tp=2", "parallel.pp=2", "cluster.ranks_per_node=8"]  # and two HDP ranks
 EVERY = 3  # steps between checkpoints, in tests/faults.py
 KILLED, STOPPED = "was killed by SIGKILL", "was stopped by a signal"
-PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "reliability.md"
 TITLES = {
     "phases": "At each phase of a step",
     "mesh": "On a mesh of tp 2, pp 2 and two HDP ranks",

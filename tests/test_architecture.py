@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.layers import LAYERS, ROOMS
+from tests.root import ROOT
 
-ROOT = Path(__file__).parent.parent
 PURE = (
     "family",
     "config",

@@ -19,6 +19,7 @@ import pytest
 
 from engine.run.checkpoints import newest_first, read
 from tests.faults import command, documents, ledger, losses, ranks_of, train_unharmed
+from tests.root import ROOT
 
 pytestmark = pytest.mark.world
 
@@ -72,7 +73,7 @@ def test_a_rank_or_an_agent_that_is_lost_ends_the_run_and_the_same_command_goes_
     """
     whole, run = tmp_path / "whole", tmp_path / "run"
     train_unharmed(whole, data, 20)
-    metrics, hosts = run / "metrics.jsonl", f"cluster.hostfile={Path(__file__).parents[1] / 'hostfiles' / 'local'}"
+    metrics, hosts = run / "metrics.jsonl", f"cluster.hostfile={ROOT / 'hostfiles' / 'local'}"
 
     def hurt_after(lines: int, number: int, agent: bool) -> tuple[int, str, float]:
         """Send a signal when there are that many lines; return the exit code, what was said, and the seconds taken."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -11,8 +10,8 @@ import pytest
 from engine.config.schema import Data
 from engine.data.runtime.runtimes import RUNTIMES
 from tests.layers import LAYERS
+from tests.root import ROOT
 
-ROOT = Path(__file__).parents[1]
 DESIGN = (ROOT / "docs" / "design.md").read_text()
 MAP = DESIGN.split("## Map of packages")[1].split("\n## ")[0]
 ROOMS = {

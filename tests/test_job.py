@@ -14,8 +14,8 @@ from engine.cluster.hostfile import Node
 from engine.config.load import load
 from engine.fit.suggestions import with_values
 from engine.job import Job
+from tests.root import ROOT
 
-ROOT = Path(__file__).parent.parent
 SIZES = ["context=512", "capacity=256", "batch_tokens=2K"]
 
 

@@ -6,14 +6,14 @@ import importlib
 import os
 import re
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests import conftest
+from tests.root import ROOT
 
-TEXT = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+TEXT = (ROOT / "pyproject.toml").read_text()
 
 
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
 from engine.config.load import load
+from tests.root import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = [(ROOT / name).read_text() for name in ("README.md", "docs/commands.md")]
 TEXT = "\n".join(PAGES)
 PATHS = re.findall(r"[`(]((?:engine|recipes|tests|benchmarks|docs|hostfiles)/[^`)]*)[`)]", TEXT)

@@ -18,8 +18,8 @@ from engine.launch.agents.commands import node_commands
 from engine.launch.agents.ranks import run_ranks
 from engine.run.folder import RunFolder
 from engine.safe_path import safe_path
+from tests.root import ROOT
 
-ROOT = Path(__file__).parent.parent
 WRONG = "raise SystemExit('not ours')"
 FROM_3_11 = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 always looks there first")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.root import ROOT
+
 SOURCES = sorted(path for folder in ("engine", "bytescale_cli") for path in (ROOT / folder).rglob("*.py"))
 # Calls that are never made, and keywords without which others are not.
 NEVER = {

@@ -19,10 +19,11 @@ from bytescale_cli.main import run
 from engine.config.load import load
 from engine.doctor import examine
 from tests.bytescale_cli.checks import all_states
+from tests.root import ROOT
 from tests.trainer.continued import CHATS, TEXTS, model_folder
 from tests.trainer.worlds import in_worlds
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = ROOT / "docs"
 PAGES = sorted((DOCS / "tasks").glob("*.md"))
 SMALL = """
 defaults:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.root import ROOT
+
 CHILD = "import warnings; warnings.warn('odd', DeprecationWarning); print('child')"
 PROGRAM = f"""
 import os, subprocess, sys, warnings

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.root import ROOT
+
 PARTS = ("bytescale_cli", "engine", "recipes", "hostfiles", "pyproject.toml", "LICENSE", "README.md")
 
 

@@ -24,8 +24,8 @@ from engine.config import keys, tree
 from engine.planner.planners import PLANNERS
 from tests.bytescale_cli.screen import open_terminal
 from tests.processor import processor_seconds
+from tests.root import ROOT
 
-ROOT = Path(__file__).parents[2]
 START = {
     "bash": ["bash", "--norc", "--noprofile", "-i"],
     "zsh": ["zsh", "-f", "-i"],

@@ -19,6 +19,7 @@ from engine.report.words import short_seconds
 from tests.presets import LLAMA7B_2M, LLAMA7B_256K
 from tests.report.events import checked
 from tests.report.samples import texts
+from tests.root import ROOT
 
 PROMISED = {
     "ranks", "sequences", "tokens", "micro_batches", "max_degree", "max_peers", "planner", "planning_s", "makespan_s",
@@ -166,7 +167,7 @@ def test_an_svg_has_the_step_and_that_of_a_fixed_mesh(tmp_path: Path, capsys: py
 
 
 def test_the_picture_of_the_docs_is_small_and_made_by_the_command_that_they_name() -> None:
-    path = Path(__file__).parents[2] / "docs" / "plan.svg"
+    path = ROOT / "docs" / "plan.svg"
     text = path.read_text(encoding="utf-8")
     assert len(text) < 60_000 and texts(text)[0].startswith("A simulated step on 16 ranks: adaptive is ")
     assert "prefers-color-scheme: dark" in text

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -27,9 +26,9 @@ from tests.bytescale_cli.commands import commands
 from tests.bytescale_cli.screen import open_terminal, read_all, shown
 from tests.data.past_run import run_of
 from tests.hardware.machines import config, measured
+from tests.root import ROOT
 from tests.run.damage import save
 
-ROOT = Path(__file__).parents[2]
 SMALL = [
     "lengths=github",
     "lengths.max=8K",

@@ -12,9 +12,10 @@ from engine.config.explain.origin import origins
 from engine.config.load import load, resolved_yaml
 from engine.config.resolved import read_resolved
 from engine.errors import ConfigError, Problem
+from tests.root import ROOT
 
 SIZES = "context: 2K\ncapacity: 1K\nbatch_tokens: 4K\n"
-DOCS = Path(__file__).parents[2] / "docs" / "recipes.md"
+DOCS = ROOT / "docs" / "recipes.md"
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from engine.config.load import load
 from engine.cost import table
 from engine.cost.activations import instants
 from engine.cost.table import LETTERS, ROWS, letters, with_table
+from tests.root import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "memory.md"
 
 

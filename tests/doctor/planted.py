@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.root import ROOT
+
 _OF_TESTS = ("PYTHONPATH", "CUDA_VISIBLE_DEVICES")
 
 # Torch, DeepSpeed and the two ranks take ten seconds, and have their own tests. `{broken}` may replace more.

@@ -24,12 +24,13 @@ from engine.planner.make import plan_step
 from engine.simulator.facts import facts
 from engine.simulator.hollow import empty_capacity, low_balance
 from tests.recipes.accept import GOLDEN, golden_texts
+from tests.root import ROOT
 
 PROMISED = {"recipe", "model", "data", "cluster", "planner", "memory", "optimizer", "lengths"}
 CONTEXTS = {"256k", "512k", "1m", "2m"}
 NODES = {1: "1node", 2: "2nodes", 4: "4nodes", 16: "16nodes"}
 LONG = ("llama7b", "llama13b", "llama30b", "llama70b", "llama3-8b", "mixtral8x7b", "mixtral8x22b")
-DOCS = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
+DOCS = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
 EACH = pytest.mark.parametrize("name", tree.recipes())
 
 

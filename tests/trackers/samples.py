@@ -10,8 +10,7 @@ from typing import Any
 from engine.config.load import load, resolved_yaml
 from engine.run.folder import RunFolder
 from engine.run.metrics import append, cut_back
-
-ROOT = Path(__file__).parents[2]
+from tests.root import ROOT
 
 
 def run_folder(tmp_path: Path, steps: int = 0) -> RunFolder:

@@ -9,7 +9,6 @@ both have stand-ins.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,10 +35,11 @@ from engine.planner.plan.step_plan import MicroBatch
 from engine.selection import Selected
 from engine.trainer.model import make_offload
 from engine.trainer.step import RankContext, run_step
+from tests.root import ROOT
 
 META = torch.device("meta")
 RECOMPUTE = ["none", "layer", "layer_keep_attention"]
-DOCUMENTED = Path(__file__).parents[2] / "docs" / "gpu.md"
+DOCUMENTED = ROOT / "docs" / "gpu.md"
 LENGTHS = [32 * 1024, 9000, 7000, 5000, 3000]  # a ring of four (of three with offload), rings of two, unsplit ones
 WIDTHS = {
     "llama": ["model=llama7b"],

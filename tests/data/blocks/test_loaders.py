@@ -25,6 +25,7 @@ from engine.errors import DataError
 from tests.data.blocks.loading import TEXTS, TOKENS, aged, ask, contents, encode, packer, running, sizes, wait_until
 from tests.data.noted import Noted, ends, starts
 from tests.data.reading import text_corpus
+from tests.root import ROOT
 
 MakeData = Callable[..., schema.Data]
 
@@ -357,9 +358,8 @@ def test_no_loader_is_left_when_its_owner_ends(blocks: list[Noted], tmp_path: Pa
         block.hold()
     script = tmp_path / "owner.py"
     script.write_text(OWNER)
-    root = str(Path(__file__).parents[2])
-    environment = os.environ | {"PYTHONPATH": root}
-    with subprocess.Popen([sys.executable, str(script), str(tmp_path), how], env=environment, cwd=root) as owner:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, str(script), str(tmp_path), how], env=environment, cwd=ROOT) as owner:
         started = [packer(block) for block in blocks[:2]]
         family = psutil.Process(owner.pid).children(recursive=True)
         if how == "killed":

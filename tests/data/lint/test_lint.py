@@ -24,6 +24,7 @@ from engine.data.lint.lint import lint
 from engine.data.sources import jsonl
 from engine.data.token_file import TokenFile, TokenWriter
 from tests.data.tokenizers.chat_folder import CHATML, MISTRAL, chat_folder
+from tests.root import ROOT
 
 MakeData = Callable[..., schema.Data]
 WriteFiles = Callable[[Mapping[str, bytes]], Path]
@@ -312,5 +313,5 @@ def test_the_first_examples_are_kept(tmp_path: Path, make_data: MakeData, monkey
 
 
 def test_the_codes_are_documented() -> None:
-    documented = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    documented = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     assert [code for code, check in CHECKS.items() if f"| {code} | {check.what} |" not in documented] == []

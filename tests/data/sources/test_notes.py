@@ -13,8 +13,7 @@ from engine.data.pack import pack
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.notes import notes
 from engine.errors import DataError
-
-ROOT = Path(__file__).parents[3]
+from tests.root import ROOT
 
 
 def test_bytes_for_a_model_with_a_vocabulary_are_a_warning(tmp_path: Path, make_data: Callable[..., Data]) -> None:

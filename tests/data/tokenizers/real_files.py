@@ -13,7 +13,9 @@ import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-FOLDER = Path(__file__).parents[3] / "build" / "tokenizer_files"
+from tests.root import ROOT
+
+FOLDER = ROOT / "build" / "tokenizer_files"
 _FILES = {
     "sentencepiece": ("mistral-common==1.13.1", "mistral_common/data/tokenizer.model.v1"),  # Mixtral 8x7B
     "tekken": ("mistral-common==1.13.1", "mistral_common/data/tekken_240911.json"),

@@ -24,6 +24,7 @@ from engine.launch.agents.ranks import run_ranks
 from engine.launch.run import train
 from engine.run.folder import RunFolder
 from engine.run.metrics import read_metrics
+from tests.root import ROOT
 
 USERS = {
     "NCCL_SOCKET_IFNAME": "=lo,eth 1",
@@ -35,7 +36,7 @@ USERS = {
     "TRITON_CACHE_DIR": "/tmp/triton",
     "HF_HOME": "/data/hf",
     "LD_LIBRARY_PATH": "/opt/lib:/opt/lib64",
-    "PYTHONPATH": f"/opt/python:{Path(__file__).parents[3]}",
+    "PYTHONPATH": f"/opt/python:{ROOT}",
 }
 SECRETS = {"HF_TOKEN": "hf_abc", "NCCL_API_KEY": "my-key", "HF_PASSWORD": "my-word", "TORCH_SECRET_OF": "my-secret"}
 SECRETS |= {"HF_HUB_BEARER": "b-value", "DS_ACCESS_PAT": "p-value"}
