@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.config.load import load
+from engine.job import Job
 from engine.launch import outcome
 from engine.run import launches, metrics
 from engine.run.folder import RunFolder
@@ -16,7 +17,7 @@ def test_a_run_ends_with_the_median_of_its_steps(tmp_path: Path, monkeypatch: py
     """The same as `runs list` and its page show; without steps there is none."""
     monkeypatch.setattr(outcome, "write_page", lambda folder, say: None)
     said, folder = list[str](), RunFolder(tmp_path)
-    launch: Any = SimpleNamespace(config=load([]), folder=folder, say=said.append)
+    launch: Any = SimpleNamespace(job=Job(load([])), folder=folder, say=said.append)
     start: Any = SimpleNamespace(step=0, plans=False, corpora=SimpleNamespace(overview=None))
     assert outcome.outcome(launch, start)["train"]["tokens_per_s"] is None and said == []
     launches.begin(folder.launches, 1, 2, ["a"])
