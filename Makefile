@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 # Container images often set this variable. Then Python writes no bytecode, and each process compiles all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install quickstart check test soak lint bench clean
+.PHONY: install quickstart check test nightly soak lint bench clean
 
 install: $(STAMP)
 
@@ -25,11 +25,16 @@ quickstart: $(STAMP)
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
+# A contributor's loop: at most 300 s of processor time. Each worker takes 12 s to collect the tests, so there are fewer.
 check: lint
-	$(PYTEST) -m "not slow and not gpu and not world"
+	$(PYTEST) --numprocesses 2 -m "not world and not long and not slow and not gpu"
 
 test: lint
 	$(PYTEST)
+
+nightly: lint
+	$(PYTEST) --timeout 3600 -o faulthandler_timeout=4000 -m "slow and not gpu"
+	$(MAKE) soak
 
 # Faults of all kinds, and at random moments; it writes the table in docs/reliability.md.
 MOMENTS ?= 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -25,9 +26,22 @@ def test_the_newest_entry_of_the_changelog_is_the_version_of_the_package() -> No
 
 
 def test_the_workflow_runs_targets_of_the_makefile() -> None:
-    job = read(".github/workflows/ci.yml")["jobs"]["make"]
-    assert set(job["strategy"]["matrix"]["target"]) == {"check", "test"} <= TARGETS
+    workflow = read(".github/workflows/ci.yml")
+    job = workflow["jobs"]["make"]
+    nightly, others = map(json.loads, re.findall(r"'(\[.*?\])'", job["strategy"]["matrix"]["target"]))
+    assert nightly == ["nightly"] and others == ["check", "test"] and {*nightly, *others} <= TARGETS
+    assert "schedule" in workflow[True], "which YAML makes of `on`"
     assert "make ${{ matrix.target }}" in [step.get("run") for step in job["steps"]]
+
+
+def test_each_marker_has_a_tier() -> None:
+    """`pytest -m` takes any name."""
+    settings = re.search(r"^markers = \[$(.*?)^\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
+    assert settings is not None
+    markers = set(re.findall(r'"(\w+): ', settings[1]))
+    assert set(re.findall(r"^\| `(\w+)` \|", CONTRIBUTING.split("## A change")[0], re.MULTILINE)) == markers
+    chosen = re.findall(r'-m "(.*)"', (ROOT / "Makefile").read_text())
+    assert set(re.findall(r"\w+", " ".join(chosen))) - {"not", "and"} == markers
 
 
 def test_hooks_run_the_installed_tools() -> None:
