@@ -20,7 +20,7 @@ from engine.config.overrides import check
 from engine.config.own import OwnRecipe
 from engine.errors import Problem
 
-FOLDER = "BYTESCALE_TESTS_COMPOSED"  # the environment variable that names the session's folder
+FOLDER = "BYTESCALE_TESTS"  # the environment variable that names the folder of a session of tests
 
 
 def kept(folder: Path) -> list[tuple[ModuleType, str, Callable[..., Any]]]:

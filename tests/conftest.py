@@ -8,6 +8,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -46,18 +47,23 @@ def keep_compositions(config: pytest.Config) -> None:
     The processes of pytest-xdist inherit the folder's name, and each collects all tests.
     """
     if FOLDER not in os.environ:
-        os.environ[FOLDER] = tempfile.mkdtemp(prefix="bytescale-composed-")
+        os.environ[FOLDER] = tempfile.mkdtemp(prefix="bytescale-tests-")
         config.add_cleanup(partial(shutil.rmtree, os.environ[FOLDER]))
     for module, name, function in kept(Path(os.environ[FOLDER])):
         setattr(module, name, function)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep token files of tests, and of processes that they start, out of the user's cache folder."""
-    users, ours = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"), tmp_path_factory.mktemp("cache")
+def token_cache() -> Iterator[None]:
+    """Keep token files of tests, and of processes that they start, out of the user's cache folder.
+
+    The processes of pytest-xdist share them: packing the standard library takes 8 to 20 s.
+    """
+    users, ours = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"), Path(os.environ[FOLDER]) / "cache"
     (users / "matplotlib").mkdir(parents=True, exist_ok=True)  # slow to make again
-    (ours / "matplotlib").symlink_to(users / "matplotlib")
+    ours.mkdir(exist_ok=True)
+    with suppress(FileExistsError):
+        (ours / "matplotlib").symlink_to(users / "matplotlib")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(ours))
         yield
