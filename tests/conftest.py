@@ -10,11 +10,13 @@ import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import tiers
 from tests.composed import FOLDER, kept
 
 # A machine that is busy with something else is no error.
@@ -23,6 +25,8 @@ QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], ma
 settings.register_profile("bytescale", QUICK)
 settings.register_profile("thorough", QUICK, max_examples=1000)
 settings.load_profile("bytescale")
+
+BEGAN_S = pytest.StashKey[float]()  # the processor seconds of this process when a test began
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,3 +88,27 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.set_threshold(10_000, 20)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Note which test begins, and when."""
+    tiers.running = item
+    item.stash[BEGAN_S] = tiers.processor_seconds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note what a test has taken so far. pytest-xdist passes the attributes of reports on."""
+    report = yield
+    report.processor_s = tiers.processor_seconds() - item.stash[BEGAN_S]
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """List the tests that may need the mark `long`, where those with it are left out, as in `make check`."""
+    if "not long" in config.getoption("markexpr"):
+        found = tiers.costly(chain.from_iterable(terminalreporter.stats.values()))
+        terminalreporter.section(f"{len(found)} tests took more than a second of processor time")
+        for seconds, name in found:
+            terminalreporter.write_line(f"{seconds:5.1f} s {name}")

@@ -19,6 +19,7 @@ from engine.control.chaos import Fault, plant
 from engine.launch.run import train
 from engine.run.folder import RunFolder
 from tests.root import ROOT
+from tests.tiers import begins_world
 from tests.trainer.worlds import in_worlds
 
 SMALL = [
@@ -112,6 +113,7 @@ class Launcher:
     """A launcher in a process of its own, on a run that allows chaos."""
 
     def __init__(self, arguments: list[str], out: Path) -> None:
+        begins_world()
         self.out, self._said = out, out.with_name(f"{out.name}.said")
         with self._said.open("w") as file:
             self.process = subprocess.Popen([*arguments, "run.chaos=true"], stdout=subprocess.DEVNULL, stderr=file)

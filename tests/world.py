@@ -24,6 +24,7 @@ from engine.control.branch import Branch
 from engine.control.control import Control
 from engine.control.link import RANK_LINK, Link
 from tests.composed import FOLDER, kept
+from tests.tiers import begins_world
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -43,6 +44,7 @@ def run_world(size: int, function: Callable[..., Any], *arguments: Any, timeout_
     `function` must be importable. Raises AssertionError with the traceback of the rank that failed first; a rank
     that dies or does not answer in time fails the world too. Leaves no process behind.
     """
+    begins_world()
     with tempfile.TemporaryDirectory() as folder:
         pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]
         sockets = [_CONTEXT.Pipe() for _ in range(size)]  # between each rank and its agent

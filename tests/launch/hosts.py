@@ -22,6 +22,8 @@ from typing import Any
 
 import psutil
 
+from tests.tiers import begins_world
+
 _SSHD = "/usr/sbin/sshd"
 
 
@@ -49,6 +51,7 @@ class Hosts:
     """The hosts, until they are closed. All see the same files, as hosts with a shared file system do."""
 
     def __init__(self, folder: Path, count: int) -> None:
+        begins_world()
         self.folder = folder
         letters = "abcdefgh"[:count]
         self.names = [f"bs{os.getpid()}{letter}" for letter in letters]

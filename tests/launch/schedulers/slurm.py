@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from tests.tiers import begins_world
+
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "salloc", "scontrol", "squeue", "sinfo")
 
 
@@ -30,6 +32,7 @@ class Slurm:
     """The nodes n1 and n2, until they are closed. Jobs that are requeued start again after seconds, not minutes."""
 
     def __init__(self, folder: Path) -> None:
+        begins_world()
         self.folder = folder
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         self._daemons = dict[str, subprocess.Popen[bytes]]()
