@@ -15,6 +15,8 @@ from engine.compiled import njit_in_place
 from engine.errors import StorageError
 from engine.units import Ints
 
+pytestmark = pytest.mark.long
+
 REPORTS = """
 from engine.compiled import when_compiling
 when_compiling(lambda: print("compiles"))

@@ -13,6 +13,8 @@ import torch
 from tests import conftest
 from tests.root import ROOT
 
+pytestmark = pytest.mark.long
+
 TEXT = (ROOT / "pyproject.toml").read_text()
 
 

@@ -20,6 +20,8 @@ from engine.run.folder import RunFolder
 from engine.safe_path import safe_path
 from tests.root import ROOT
 
+pytestmark = pytest.mark.long
+
 WRONG = "raise SystemExit('not ours')"
 FROM_3_11 = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 always looks there first")
 

@@ -33,7 +33,7 @@ from tests.run.damage import save, state
 from tests.users import GROUP, OTHER, VICTIM, Running, needs_root, run_as
 from tests.weights.folders import llama, saved
 
-pytestmark = needs_root
+pytestmark = [pytest.mark.long, needs_root]
 MODES = (0o2770, 0o2775, 0o775, 0o777, 0o1777)
 TOKENS = Tokens("bytes", None, None)
 NUMBERS = ("0123456789abcdef", "fedcba9876543210")

@@ -10,6 +10,8 @@ import pytest
 
 from tests.root import ROOT
 
+pytestmark = pytest.mark.long
+
 CHILD = "import warnings; warnings.warn('odd', DeprecationWarning); print('child')"
 PROGRAM = f"""
 import os, subprocess, sys, warnings

@@ -14,6 +14,8 @@ import pytest
 
 from tests.root import ROOT
 
+pytestmark = pytest.mark.long
+
 PARTS = ("bytescale_cli", "engine", "recipes", "hostfiles", "pyproject.toml", "LICENSE", "README.md")
 
 

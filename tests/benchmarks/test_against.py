@@ -12,6 +12,8 @@ import pytest
 from benchmarks import against
 from tests.benchmarks.rows import measured
 
+pytestmark = pytest.mark.long
+
 
 def test_a_worktree_is_of_the_commit_and_goes_away(tmp_path: Path) -> None:
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
+
 from benchmarks.control_plane import Costs, collective_s, real, simulated
 from engine.control.reduction import FAN_OUT
+
+pytestmark = pytest.mark.long
 
 
 def test_connections_and_bytes_are_constant_in_the_world() -> None:

@@ -8,6 +8,8 @@ from benchmarks import driver, estimate_memory
 from benchmarks.estimate_memory import RUNS, Published, predicted
 from tests.benchmarks.rows import measured
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: str(run.name))
 def test_a_published_run_fits_and_not_much_more_does(run: Published) -> None:

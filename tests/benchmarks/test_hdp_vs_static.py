@@ -13,6 +13,8 @@ from engine.config.load import load
 from engine.data.overview import Corpora
 from tests.benchmarks.rows import measured
 
+pytestmark = pytest.mark.long
+
 K = 1024
 
 

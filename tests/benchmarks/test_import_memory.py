@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.import_memory import LARGE, LARGE_VOCAB, generate, in_a_process
 
+pytestmark = pytest.mark.long
+
 SMALL = ["model.hidden=512", "model.ffn=2048", "model.layers=12", "model.heads=8", "model.kv_heads=8"]
 
 

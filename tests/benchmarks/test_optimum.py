@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from benchmarks import optimum
 from tests.benchmarks.rows import measured
 
+pytestmark = pytest.mark.long
+
 
 def by_hand(times: NDArray[np.float64], floors: list[int], ranks: int) -> float:
     """Least makespan, by brute force."""

@@ -9,6 +9,8 @@ import pytest
 from benchmarks import paper
 from tests.benchmarks.rows import measured
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def one_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ import pytest
 from benchmarks import paper, pipelines
 from tests.benchmarks.rows import measured
 
+pytestmark = pytest.mark.long
+
 MEANS = ("1F1B", "own order", "slices", "slices in teams", "several rounds a call")
 
 

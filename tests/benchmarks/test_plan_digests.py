@@ -7,6 +7,8 @@ import pytest
 
 from benchmarks import plan_digests
 
+pytestmark = pytest.mark.long
+
 
 def test_plans_that_differ_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -11,6 +11,8 @@ from engine.planner.plan.emit import emit
 from engine.planner.planners import PLANNERS
 from tests.benchmarks.rows import measured
 
+pytestmark = pytest.mark.long
+
 
 def test_a_row_holds_what_was_measured() -> None:
     row = planning.row("adaptive", "github", 8, 32, 2, "free")

@@ -7,6 +7,8 @@ from benchmarks.traces import draw, settings_of
 from engine.planner.adaptive import free
 from tests.benchmarks.rows import measured
 
+pytestmark = pytest.mark.long
+
 
 def test_every_rule_is_left_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "steps", lambda mode, seeds: [(settings_of("github", 8, mode), draw("github", 8, 8, 1))])

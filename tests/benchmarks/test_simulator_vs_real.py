@@ -13,6 +13,8 @@ from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import simulate
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def settings() -> PlanSettings:

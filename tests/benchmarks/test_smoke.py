@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks import loss, mixed
 from tests.benchmarks.rows import measured
+
+pytestmark = pytest.mark.long
 
 
 def test_the_loss() -> None:

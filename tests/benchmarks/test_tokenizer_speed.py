@@ -7,6 +7,8 @@ import pytest
 from benchmarks.tokenizer_speed import BARE, compare
 from tests.data.tokenizers.real_files import real_file
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("name", BARE)
 def test_texts_with_the_librarys_ids_are_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

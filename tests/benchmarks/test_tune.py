@@ -5,6 +5,8 @@ import pytest
 from benchmarks import tune
 from tests.benchmarks.rows import measured
 
+pytestmark = pytest.mark.long
+
 
 def test_a_recipe_that_is_slower_than_what_is_found_misses_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "SECONDS", 2)

@@ -26,6 +26,8 @@ from tests.bytescale_cli.screen import open_terminal
 from tests.processor import processor_seconds
 from tests.root import ROOT
 
+pytestmark = pytest.mark.long
+
 START = {
     "bash": ["bash", "--norc", "--noprofile", "-i"],
     "zsh": ["zsh", "-f", "-i"],

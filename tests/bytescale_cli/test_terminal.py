@@ -29,6 +29,8 @@ from tests.hardware.machines import config, measured
 from tests.root import ROOT
 from tests.run.damage import save
 
+pytestmark = pytest.mark.long
+
 SMALL = [
     "lengths=github",
     "lengths.max=8K",

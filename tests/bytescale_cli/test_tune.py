@@ -15,6 +15,8 @@ from bytescale_cli.main import run
 from engine.config.load import diff, load
 from tests.presets import LLAMA3_8B_2M
 
+pytestmark = pytest.mark.long
+
 SMALL = ["recipe=llama7b-256k", "cluster=h100x8", "cluster.nodes=1", "context=32K", "batch_tokens=128K"]
 SMALL += ["lengths=byted", "lengths.max=32K", "recompute=layer", "offload.ratio=0"]
 QUICK = ["--seconds", "1"]  # where it does not matter how good the best one is

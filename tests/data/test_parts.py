@@ -28,6 +28,8 @@ from tests.data.noted import Noted, ends, starts
 from tests.data.packed import TOKENS, documents
 from tests.permissions import locked_out
 
+pytestmark = pytest.mark.long
+
 encode = open_tokenizer("bytes").document
 MakeData = Callable[..., schema.Data]
 WriteFiles = Callable[[Mapping[str, bytes]], Path]

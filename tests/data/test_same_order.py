@@ -30,6 +30,8 @@ from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.plan.schedule import shard_spans
 
+pytestmark = pytest.mark.long
+
 STEPS, SEED, NAMES = 60, 1, ("web", "code")
 encode = open_tokenizer("bytes").document
 

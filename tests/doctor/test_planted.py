@@ -26,6 +26,8 @@ from tests.doctor.planted import (
     wrong_ones,
 )
 
+pytestmark = pytest.mark.long
+
 needs_mounts = pytest.mark.skipif(not can_mount(), reason="mounting is not permitted here")
 
 

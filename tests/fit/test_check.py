@@ -21,6 +21,8 @@ from engine.job import Job
 from engine.units import PPM
 from tests.presets import LLAMA3_8B_256K, LLAMA7B_2M, LLAMA7B_256K
 
+pytestmark = pytest.mark.long
+
 
 def problem(*keys: str) -> tuple[str, str] | None:
     """Key and message of what does not fit, if anything."""

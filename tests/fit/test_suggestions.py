@@ -12,6 +12,8 @@ from engine.fit.suggestions import suggestions, table
 from engine.job import Job
 from tests.presets import LLAMA3_8B_2M, LLAMA3_8B_512K, LLAMA7B_2M
 
+pytestmark = pytest.mark.long
+
 NOT = [
     [*LLAMA3_8B_2M, "zero.stage=1", "offload.ratio=0"],
     [*LLAMA3_8B_2M, "zero.stage=1", "offload.ratio=0", "cluster.nodes=2", "context=64K"],

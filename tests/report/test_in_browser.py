@@ -10,6 +10,8 @@ import pytest
 from tests.report.browser import NAMES, Browser, browser, executable
 from tests.report.pages import PAGES
 
+pytestmark = pytest.mark.long
+
 WIDTHS = (320, 360, 768, 1280, 1600)
 # The elements that have a text of their own and are visible: [text, left, top, right, bottom, font size, in a picture].
 TEXTS = """

@@ -27,6 +27,8 @@ from engine.run.metrics import read_metrics
 from tests.runs.make import RUNS, SAVED, STEPS, WRITTEN, texts
 from tests.trainer.worlds import in_worlds
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).parent
 FORMATS = sorted(int(path.name) for path in HERE.iterdir() if path.name.isdecimal())
 CUT = "slurm"  # a resolved.yaml that ends before this section

@@ -22,6 +22,8 @@ from engine.trackers import following as module
 from engine.trackers.following import following
 from tests.trackers.samples import ROOT, finish_steps, line, run_folder
 
+pytestmark = pytest.mark.long
+
 Fake = Callable[..., Path]
 _LIBRARY = """
 import json, os, sys, time

@@ -21,7 +21,7 @@ from tests.trackers.samples import finish_steps, line, run_folder, track
 Written = dict[str, list[tuple[int, float]]]  # the values of each metric by step
 NAMES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}  # of packages
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries: their readers are not ours
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # of libraries: their readers are not ours
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,8 @@ from engine.run.folder import RunFolder
 from engine.trainer.rank import explain, importing
 from tests.launch.agents.nodes import real_rank
 
+pytestmark = pytest.mark.long
+
 ERRORS = [
     (DataError("gone", key="a.txt"), ExitCode.DATA, "gone"),
     (OSError(errno.ENOSPC, "No space left on device", "x"), ExitCode.STORAGE, "No space left"),

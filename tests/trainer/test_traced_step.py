@@ -37,6 +37,8 @@ from engine.trainer.model import make_offload
 from engine.trainer.step import RankContext, run_step
 from tests.root import ROOT
 
+pytestmark = pytest.mark.long
+
 META = torch.device("meta")
 RECOMPUTE = ["none", "layer", "layer_keep_attention"]
 DOCUMENTED = ROOT / "docs" / "gpu.md"

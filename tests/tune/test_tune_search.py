@@ -37,6 +37,8 @@ from engine.tune.space import SEARCHED, capacities, layouts
 from engine.units import Ints
 from tests.presets import fixed
 
+pytestmark = pytest.mark.long
+
 SMALL = ["recipe=llama7b-256k", "cluster=h100x8", "cluster.nodes=1", "context=64K", "batch_tokens=128K"]
 SMALL += ["lengths=byted", "lengths.max=64K"]
 NEVER = float("inf")

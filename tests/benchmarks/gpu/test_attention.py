@@ -17,6 +17,8 @@ from engine.attention.kernels.call import Kernel, merge
 from engine.config.schema import Config
 from engine.trainer.model import kernel_of
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 
 

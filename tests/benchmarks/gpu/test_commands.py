@@ -17,6 +17,8 @@ import pytest
 from benchmarks.gpu import commands
 from engine.config.load import load
 
+pytestmark = pytest.mark.long
+
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.a" name="one" time="0.5"/>
 <testcase classname="tests.a" name="two" time="1.5"><failure message="NaN in dq&#10;assert">long</failure></testcase>

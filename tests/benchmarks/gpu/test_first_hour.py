@@ -13,6 +13,8 @@ import pytest
 from benchmarks.gpu import first_hour, on_gpu
 from benchmarks.gpu.first_hour import MISSED, PARTS, Outcome, Part, duration, keys_of, least_s, main, read_outcomes
 
+pytestmark = pytest.mark.long
+
 STAND_INS = {
     "good.py": "write({'rows': [{'case': 'a', 'x': 1}], 'n': 2})",
     "missed.py": "write({'rows': [{'case': 'a', 'holds': False, 'said': '2 s', 'target': '1 s'}]}); sys.exit(4)",

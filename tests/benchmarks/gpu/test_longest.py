@@ -13,6 +13,8 @@ from engine.job import Job
 from tests.benchmarks.gpu.one_rank import alone
 from tests.world import run_world
 
+pytestmark = pytest.mark.long
+
 ALL = [Longest(mode, ratio) for mode in MODES for ratio in ("0", "auto")]
 
 

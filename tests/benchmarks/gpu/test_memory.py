@@ -20,6 +20,8 @@ from engine.units import PPM
 from tests.benchmarks.gpu.one_rank import alone
 from tests.world import run_world
 
+pytestmark = pytest.mark.long
+
 STEPS = [*PEAKS, *(race.step for race in RACES), *TRACES]
 TINY = ("model.layers=6",)
 

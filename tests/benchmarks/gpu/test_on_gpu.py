@@ -13,6 +13,8 @@ from benchmarks.gpu import attention, commands, machine, memory, on_gpu, probe, 
 from benchmarks.gpu.on_gpu import Options, allocated, alone, leave, new_peak, parse_options
 from tests.benchmarks.gpu.fates import fate
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("benchmark", [attention, commands, machine, memory, probe, train])
 def test_without_a_gpu_a_benchmark_of_one_leaves_with_3(

@@ -9,6 +9,8 @@ from benchmarks.gpu.plans import config_of, pairs_of, planned, tokens_of
 from engine.attention.layout import layout
 from engine.data.lengths import step_lengths
 
+pytestmark = pytest.mark.long
+
 SIZES = (64, 512, 2048)  # capacity, context and tokens of a step
 
 

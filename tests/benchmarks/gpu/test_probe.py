@@ -15,6 +15,8 @@ from engine.attention.kernels import cpu, reference
 from engine.attention.kernels.call import Call, Functions
 from engine.attention.layout import Layout
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 
 

@@ -15,6 +15,8 @@ from engine.config.schema import Config
 from tests.benchmarks.gpu.one_rank import alone
 from tests.world import run_world
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("case", [*train.CASES, *train.PLANS, *train.TRACES], ids=lambda case: f"{case[0]}-{case[1]}")
 def test_every_case_is_a_config(case: tuple[str, int, str, tuple[str, ...]]) -> None:

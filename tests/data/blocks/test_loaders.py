@@ -27,6 +27,8 @@ from tests.data.noted import Noted, ends, starts
 from tests.data.reading import text_corpus
 from tests.root import ROOT
 
+pytestmark = pytest.mark.long
+
 MakeData = Callable[..., schema.Data]
 
 

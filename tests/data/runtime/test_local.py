@@ -32,6 +32,8 @@ from engine.simulator.facts import outcome
 from engine.simulator.timeline import balance, simulate
 from tests import world
 
+pytestmark = pytest.mark.long
+
 FORKED = pytest.mark.usefixtures("forked")
 
 

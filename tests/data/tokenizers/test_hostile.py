@@ -16,6 +16,8 @@ from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError
 from tests.data.tokenizers.chat_folder import CHATML, chat_folder
 
+pytestmark = pytest.mark.long
+
 CHAT = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}]
 TEMPLATES = {
     "a long text": "{{ 'x' * 10**10 }}",

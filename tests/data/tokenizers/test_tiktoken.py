@@ -17,6 +17,8 @@ from engine.data.tokenizers.tiktoken import LLAMA3_PATTERN, TiktokenCodec, white
 from engine.data.tokenizers.tokenizer import Tokenizer
 from engine.errors import DataError
 
+pytestmark = pytest.mark.long
+
 Encode = Callable[[str], list[int]]
 SPACES = st.text(alphabet=" \t\n\r\u3000\x85ax!\u0301", max_size=40)
 

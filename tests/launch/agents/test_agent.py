@@ -43,6 +43,8 @@ from engine.launch.agents.agent import Agent, last_line, write_stacks
 from engine.run.folder import RunFolder
 from tests.launch.agents.nodes import WAITS, Launcher, real_rank, start, work
 
+pytestmark = pytest.mark.long
+
 SLEEPS = "import time; time.sleep(60)"
 CHILD = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
 

@@ -22,6 +22,8 @@ from engine.launch.agents.ranks import PreemptedError, RankError, run_ranks
 from engine.run.folder import RunFolder
 from tests.launch.agents.nodes import AGENT, WAITS, node, real_rank, walks, work
 
+pytestmark = pytest.mark.long
+
 FAIL = """
 import json, os, sys, time
 time.sleep({delay})

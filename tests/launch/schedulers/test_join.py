@@ -32,6 +32,8 @@ from engine.launch.schedulers.joined import Joined
 from engine.run.folder import RunFolder
 from tests.launch.agents.nodes import node, real_rank, work
 
+pytestmark = pytest.mark.long
+
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 OTHER = """
 import sys
