@@ -15,8 +15,6 @@ from engine.compiled import njit_in_place
 from engine.errors import StorageError
 from engine.units import Ints
 
-pytestmark = pytest.mark.long
-
 REPORTS = """
 from engine.compiled import when_compiling
 when_compiling(lambda: print("compiles"))
@@ -91,6 +89,7 @@ def test_the_digest_covers_every_package_with_compiled_functions(pytestconfig: p
     assert not [file for file, text in sources.items() if "from numba import njit" in text], "not cached by the digest"
 
 
+@pytest.mark.long
 def test_compiling_is_reported_once_and_only_where_it_happens(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     for reported in ("compiles\n", ""):
         run = subprocess.run(

@@ -13,8 +13,6 @@ import torch
 from tests import conftest
 from tests.root import ROOT
 
-pytestmark = pytest.mark.long
-
 TEXT = (ROOT / "pyproject.toml").read_text()
 
 
@@ -23,6 +21,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["torch._inductor.compile_fx", "torch._inductor.fx_passes.fuse_attention"])
 def test_advice_of_torch_compile_on_gpus_is_no_failure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile warns on each GPU since Ampere where fp32 products are not TF32, and warnings are errors here."""

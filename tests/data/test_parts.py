@@ -28,8 +28,6 @@ from tests.data.noted import Noted, ends, starts
 from tests.data.packed import TOKENS, documents
 from tests.permissions import locked_out
 
-pytestmark = pytest.mark.long
-
 encode = open_tokenizer("bytes").document
 MakeData = Callable[..., schema.Data]
 WriteFiles = Callable[[Mapping[str, bytes]], Path]
@@ -112,6 +110,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_processes_that_pack_the_same_block_pack_it_once(noted: Noted, tmp_path: Path) -> None:
     """The others wait for the first."""
     noted.hold()
@@ -126,6 +125,7 @@ def test_processes_that_pack_the_same_block_pack_it_once(noted: Noted, tmp_path:
     assert starts(noted) == ends(noted) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_block_is_packed_here_if_the_process_that_packed_it_ends(noted: Noted, tmp_path: Path, how: int) -> None:
     noted.hold()

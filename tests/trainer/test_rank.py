@@ -22,8 +22,6 @@ from engine.run.folder import RunFolder
 from engine.trainer.rank import explain, importing
 from tests.launch.agents.nodes import real_rank
 
-pytestmark = pytest.mark.long
-
 ERRORS = [
     (DataError("gone", key="a.txt"), ExitCode.DATA, "gone"),
     (OSError(errno.ENOSPC, "No space left on device", "x"), ExitCode.STORAGE, "No space left"),
@@ -72,6 +70,7 @@ def alone(folder: Path, work: str, stderr: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=stderr, text=True, env=environment)
 
 
+@pytest.mark.long
 def test_a_rank_does_not_import_mlflow_with_deepspeed(tmp_path: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\nfrom engine.run.folder import RunFolder\n"
