@@ -84,8 +84,7 @@ def test_a_run_of_white_space_is_cut_without_changing_ids(name: str, request: py
     spaces()
 
 
-@pytest.mark.parametrize("name", ["llama3", "tekken"])
-@pytest.mark.parametrize(("start", "end"), [("", ""), ("x", "y"), ("x!\n", "\ny"), ("", "\u0301")])
+@pytest.mark.parametrize(("name", "start", "end"), [("llama3", "", "\u0301"), ("tekken", "x!\n", "\ny")])
 def test_tiktoken_does_not_panic_on_a_million_spaces(
     name: str, start: str, end: str, request: pytest.FixtureRequest
 ) -> None:
