@@ -54,6 +54,7 @@ def chaos(
     from engine.launch.chaos import harm
     from engine.run.folder import changing
 
+    # Harming a run writes to its folder, which may belong to another user.
     with changing(run):
         done = harm(run, Fault(fault, at, step, times, factor), rank)
     answer = {"run": str(run), "fault": fault, "rank": rank, "at": at, "step": step, "did": done}

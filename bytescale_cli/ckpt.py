@@ -56,6 +56,7 @@ def verify(
     found = check_all(source)
     ledger = Ledger(RunFolder(Path(source)).ledger)  # a checkpoint has none, nor has a URL
     of_ledger = ledger.damaged() if ledger.folder.is_dir() else None
+    # The hint depends on which other checkpoints are intact.
     damaged = [one for one in found if one["damaged"]]
     error: BytescaleError | None = None
     if damaged:

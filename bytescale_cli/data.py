@@ -72,6 +72,7 @@ def pack(
         hint = "pack each source by itself, with data.path and without data.sources and data.mix"
         raise ConfigError("are several sources; a token file is one", key=config.data.place, hint=hint)
     prefix = Path(str(writable(f"{out}.bin", "--out", new_folder=True)).removesuffix(".bin"))
+    # Documents that were left out are reported: a user may expect all of them in the result.
     facts = write(config.data, prefix, workers, _progress(), output.say)
     counts = f"{counted(facts.documents, 'document')}, {counted(facts.tokens, 'token')} of {facts.tokenizer}"
     text = f"{prefix}: {counts}, vocabulary {facts.vocabulary:,}"
@@ -79,6 +80,8 @@ def pack(
         text += f"; {counted(facts.empty, 'empty document')} {'was' if facts.empty == 1 else 'were'} left out"
     if facts.broken:
         text += f"; {counted(facts.broken, 'document')} could not be used, see {quarantine_path(prefix)}"
+    # The line to paste names the vocabulary and the tokenizer, because the defaults of a recipe may differ from those
+    # of the file.
     use = ["data=tokens", f"data.path={prefix}", f"model.vocab={facts.vocabulary}"]
     if facts.tokenizer != "bytes":
         use.append(f"data.tokenizer={config.data.tokenizer}")
@@ -112,6 +115,7 @@ def lint(
 
     config = loaded(overrides, config_file)
     say = about_documents(with_config(overrides, config_file))
+    # Some findings depend on the config: ids beyond its vocabulary, documents longer than its context or batch.
     limits = Limits(config.context, config.batch_tokens, config.model.vocab)
     found = read(list(source_configs(config.data).values()), limits, examples, workers, _progress(), say)
     lengths = found.lengths_found()

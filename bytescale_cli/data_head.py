@@ -61,6 +61,7 @@ def head(
     from engine.data.overview import Corpora
     from engine.data.steps import Cursor
 
+    # The config of the run names its documents, so other overrides are refused instead of ignored.
     if run is not None:
         if given := [*(overrides or []), *([f"--config {config_file}"] if config_file else [])]:
             raise ConfigError("has a config of its own", key="--run", hint=f"leave out {given[0]}")
@@ -68,11 +69,13 @@ def head(
         step, config, corpora = step or max(1, history.finished), history.config, history.corpora
         table = step_of_run(history, step, _progress())
     else:
+        # The order is known only after the blocks of the first window have been listed.
         step, config = step or 1, loaded(overrides, config_file)
         opened = Corpora(config)
         opened.pack_first(Cursor(), about_documents(with_config(overrides, config_file)))
         say_toys(config, "documents")
         table, corpora = step_after(opened.steps, Cursor(), step, _progress()), opened.sources
+    # Totals are those of the whole step; the texts of only the first sequences are read.
     shown = first_tokens(corpora, config, table.chosen(slice(sequences)), tokens)
     inputs, loss_tokens = int(table.length.sum()), int(table.loss_tokens.sum())
     answer: dict[str, Any] = {"step": step, "sequences": len(table), "tokens": inputs, "loss_tokens": loss_tokens}

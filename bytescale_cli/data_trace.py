@@ -53,6 +53,7 @@ def trace(
         title = f"step {step}"
     else:
         found, reason = history.trace_document(document)
+        # The number of finished steps says how much was searched. Old files of the ledger may have been removed.
         steps = len({one.step for one in found})
         finished = f"{counted(history.finished, 'step')} of the run"
         title = f"{document} was in {steps:,} of {finished}" if found else f"{document} was in none of {finished}"
@@ -61,6 +62,7 @@ def trace(
             title += f" (the ledger begins with step {first})"
         if reason is not None and not found:
             title += f": {reason}"
+    # The text shows some of the sequences; the totals and the JSON include all of them.
     inputs, loss_tokens = (sum(getattr(one, name) for one in found) for name in ("length", "loss_tokens"))
     if found:
         documents = counted(len({one.document for one in found}), "document")

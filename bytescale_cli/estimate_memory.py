@@ -68,6 +68,7 @@ def estimate_memory(
         found = estimate_plans(job, (plan_step(lengths, settings) for lengths in steps))
     answer: dict[str, Any] = {"memory": found.as_json()} | ({} if plan is None else {"source": source(config)})
 
+    # The estimate is that of the fullest device. The first line names its micro-batch, node and stage.
     tokens, offload = found.load.tokens, found.load.offload
     head = f"{config.model.name}, {counted(settings.ranks, 'rank')}, ZeRO-{config.zero.stage}, {config.dtype}, "
     head += f"recompute={config.recompute}; a micro-batch of {counted(tokens, 'token')}"
@@ -80,6 +81,7 @@ def estimate_memory(
         head += f", {offload / 1e6:.0%} of the saved activations, except the last two layers', offloaded to the host"
     items = output.table(["per device", memory_unit(found.peak)[0], "of total"], memory_rows(found), right=True)
     text = [head, items]
+    # With offload, a shard of one long sequence may have more tokens than `capacity`. The table above excludes that.
     fullest = estimate_fullest(job)
     if error is None and plan is None and fullest.load.tokens > tokens:
         answer["fullest"] = fullest.as_json()
@@ -103,6 +105,7 @@ def estimate_memory(
         from engine.report.memory_page import memory_page
 
         output.write_page(path, memory_page(job, found, fitting, refused).html())
+    # A hint that the model is a toy would distract from the error.
     if error is None:
         say_toys(config, "model")
     output.emit(answer, output.fill("\n".join(text)), as_json=json, error=error)

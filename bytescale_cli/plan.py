@@ -71,6 +71,7 @@ def plan(
     from engine.simulator.facts import facts
     from engine.simulator.hollow import empty_capacity, low_balance, small_corpus
 
+    # Without a recipe, the lengths of the documents choose one.
     with config_as_typed(config_file):
         given = chosen(with_config(overrides, config_file))
         say = cache(about_documents(given))  # each line once: documents may be read twice
@@ -88,6 +89,7 @@ def plan(
         measured = {"planning_s": seconds, "verified": True}  # plan_step verifies
         facts_of_step = {**facts(plans[-1], settings), **measured}
         found.append(facts_of_step | {"without_offload": _without_offload(plans[-1], settings)})
+    # Imported only here, because importing matplotlib takes longer than planning.
     if path is not None and path.suffix.lower() == ".svg":
         from engine.report.plan_picture import plan_picture
 
@@ -102,6 +104,7 @@ def plan(
         name = f"{config.recipe}, planned by {config.planner.name}"
         output.write_trace(timeline, chrome_trace([Process(name, simulated_steps(plans, settings))]))
 
+    # The first line has what all steps have in common, the table a row for each step.
     first, parallel = plans[0], config.parallel
     ranks = f"{hdp_ranks(first.ranks, parallel.tp, parallel.pp)} x capacity {counted(first.capacity, 'token')}"
     read = f"{source(config)}, split at context={config.context}"
@@ -123,6 +126,7 @@ def plan(
         cells = [str(degree), f"{len(own):,}", f"{own.sum():,}", f"{fraction:.1%}", f"{own.max():,}"]
         rings.append(dict(zip(_RINGS, cells, strict=True)))
     lines += ["", output.sections(_RINGS[:1], {"Which sequences are split?": _RINGS[1:]}, rings)]
+    # Warnings go to stderr, after everything that may fail, and into the JSON.
     say_toys(config, "model", "lengths", "rates")
     warnings = say_warnings(
         [

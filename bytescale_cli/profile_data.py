@@ -95,6 +95,7 @@ def profile_data(
                 output.say(f"no documents are named: these are {of}; for yours: {yours}")
             sources = document_lengths(config, sample, progress, say)
     output.say_when_compiling()
+    # The suggestion is for all sources together, in the proportions of the mixture.
     job = Job(config)
     settings, weights = job.settings, source_weights(config)
     found = mixed(sources, weights)
@@ -130,6 +131,7 @@ def profile_data(
 
         output.write_page(path, lengths_page(config, data, planned).html())
     text = f"{_lengths(data)}\n\n{_advice(data, planned, job)}"
+    # Only the planner of the config may cause a warning: the others are shown for comparison.
     own = [fact["balance"] for fact in planned if fact["planner"] == config.planner.name]
     # The size of the corpus is known only where documents or a file of lengths were read: a mix of lengths has no end.
     tokens = sum(one["tokens"] for one in data["sources"]) if config.lengths.name in ("data", "file") else None

@@ -35,10 +35,12 @@ def profile_hardware(
     from engine.hardware.terms import rows
 
     found = profile(config, visible_gpus() if uses_gpus(config) else 0, output.say)
+    # Written before anything is shown: the measurement took minutes.
     found.calibration.write(path)
     for warning in warnings(found):
         output.say(f"warning: {warning}")
 
+    # How well the cost model fits shows whether the calibration can be trusted.
     table = output.table(["term", "value", "how it was measured"], rows(found.calibration, found.measured))
     errors = f"median error {found.median_error:.1%}, worst {abs(found.worst.error):.1%} ({found.worst.case})"
     forward, backward = (f"{1e3 * extra:.3g} ms" for extra in found.measured.shape_build_s)

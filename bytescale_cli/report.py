@@ -44,6 +44,7 @@ def report(
     from engine.report.run_page import run_page
 
     found = [read_run(run, output.say) for run in runs]
+    # Folders with equal names are told apart by their paths.
     names = [run.name for run in found]
     if len(set(names)) < len(names):
         names = list(map(str, runs))

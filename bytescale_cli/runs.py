@@ -35,6 +35,7 @@ def list_(
     """
     from engine.run.status import runs_in, status
 
+    # One run that cannot be read must not hide the others.
     found, unreadable = list[dict[str, Any]](), list[dict[str, Any]]()
     for run in runs_in(folder):
         try:
@@ -57,6 +58,7 @@ def list_(
     ]
     columns = ["state", "steps", "loss", "tokens/s", "recipe", "run"]
     text = output.table(columns, rows) if rows else f"no runs in {folder}"
+    # Reasons and warnings are sentences, too long for columns, so they follow the table.
     text += "".join(f"\n{one['run']}: {one['reason']}" for one in unreadable)
     text += "".join(f"\n{warning}" for one in found for warning in one["warnings"])
     output.emit({"runs": found, "unreadable": unreadable}, output.fill(text), as_json=json)
@@ -143,6 +145,8 @@ def compare(
     from engine.run.speed import faster
     from engine.run.status import config_of, differences, losses, status
 
+    # Everything is read before anything is printed, so that an unreadable run gives an error instead of half a
+    # comparison.
     found, configs = [status(run) for run in runs], [config_of(run) for run in runs]
     changed = differences(configs)
     folders = map(RunFolder, runs)
@@ -160,6 +164,7 @@ def compare(
     text += "\n\n" + output.sections(["run"], {"What are their losses?": [common, "loss", "validation loss"]}, rows)
     from engine.report.words import value_text
 
+    # Only the keys that differ are shown: a config has hundreds.
     cells = [[key, *map(value_text, values)] for key, values in changed.items()]
     text += f"\n\n{output.title('Where do their configs differ?')}\n"
     text += output.table(["key", *names], cells) if cells else "nowhere but in run.out"

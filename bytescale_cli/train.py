@@ -131,6 +131,7 @@ def train(
         from bytescale_cli.progress import progress
         from engine.launch.run import train as launch
 
+        # Closes the progress bar and the connections to other nodes after an error, too.
         with ExitStack() as stack:
             say, on_step = stack.enter_context(progress(None if dry_run else config.run.steps))
             joins = None
@@ -274,6 +275,7 @@ def _describe(dry: Mapping[str, Any]) -> str:
     first = f"planner {dry['planner']}, {ranks}, {dry['mode']} mode; {documents} from {dry['source']}"
     if dry["plan_source"] != dry["source"]:  # the two commands read different documents, so their steps differ
         first += f" (`bytescale plan` reads {dry['plan_source']})"
+    # All problems are listed, because a dry run looks for them and does not stop at the first one.
     lines = [first, f"{dry['out']}: {dry['outlook']}"]
     if dry["refused"]:
         lines.append("problems that would stop a run without --dry-run:")
@@ -283,6 +285,7 @@ def _describe(dry: Mapping[str, Any]) -> str:
     if dry["steps"]:
         rows = [[f"{v:.3f}" if isinstance(v, float) else f"{v:,}" for v in step.values()] for step in dry["steps"]]
         lines.append(output.table(list(dry["steps"][0]), rows, right=True))
+    # Only names of variables are shown: their values may be secret.
     if dry.get("forwarded"):
         lines.append(f"other hosts also get from this environment: {', '.join(dry['forwarded'])}")
     if dry.get("withheld"):
@@ -291,6 +294,7 @@ def _describe(dry: Mapping[str, Any]) -> str:
         lines.append(f"nor these, which ranks are not known to need: {', '.join(dry['not_forwarded'])}")
     if dry.get("withheld") or dry.get("not_forwarded"):
         lines.append("to forward one, add its name to BYTESCALE_FORWARD, a list with commas")
+    # Commands are not wrapped, so that they can be pasted.
     commands = dry["commands"]
     lines = [output.fill(line) for line in lines]
     lines += [pasteable(command, sys.stdout) for command in commands[:_SHOWN_COMMANDS]]

@@ -64,6 +64,7 @@ def tune(
 
     Keys that are set on the command line keep their value.
     """
+    # The time for reading documents counts, too.
     deadline = time.monotonic() + seconds
     check_steps(steps, "--steps")
     check_at_least(1, seconds, "--seconds")
@@ -74,11 +75,13 @@ def tune(
     from engine.tune.search import search
     from engine.tune.space import SEARCHED
 
+    # Keys that the user sets keep their value; those of the recipe are only where the search begins.
     with config_as_typed(config_file):
         typed = with_config(overrides, config_file)
         given = {key for key, equals, _ in (text.partition("=") for text in typed) if equals}
         fixed = [key for key in SEARCHED if key in given]
         config, broken = _load(chosen(typed), fixed)
+    # All settings are compared on the same steps.
     job = Job(config)
     output.say_when_compiling()
     lengths = list(step_lengths(config, steps, about_documents(typed)))
@@ -87,6 +90,7 @@ def tune(
     best = found.best()
     if not best:
         raise _none(job, found, fixed, broken)
+    # `fallen` has the number of settings excluded for each reason, so that a user can judge the search.
     rows = [_row(trial, best[0]) for trial in best]
     reasons = [{"reason": reason, **vars(fallen)} for reason, fallen in found.fallen.items()]
     answer: dict[str, Any] = {

@@ -146,6 +146,7 @@ def _of_file(path: str) -> Choice:
 
 def _of_files(path: str, root: str, names: Sequence[str], globbed: bool) -> Choice:
     """Choose the format of the files in a folder by the first one of each suffix. `globbed`: `path` is a glob."""
+    # One file of each suffix is opened, because a folder may have millions of files.
     formats, kinds = dict[str, str](), dict[str, list[str]]()
     for name in names:
         suffix = "".join(_suffix(name))
@@ -161,6 +162,7 @@ def _of_files(path: str, root: str, names: Sequence[str], globbed: bool) -> Choi
     if len(rows) > 1 or (rows and "folder" in kinds and not beside):
         counts = Counter({one: len(found) for one, found in kinds.items() if one != _OTHER})
         raise _ambiguous(path, counts, "has", "file")
+    # A token file is named by its prefix, so a folder with several leaves the choice to the user.
     format, chosen = next(iter(rows.items()), ("folder", kinds.get("folder", [])))
     if format == "tokens":
         if len(chosen) == 1:

@@ -134,6 +134,7 @@ class Ledger:
             if is_new:
                 sync(self.folder)
         self._last = step
+        # All steps that the run went back over have been run again and compared.
         if len(self._replaced) and step >= self._replaced["step"][-1]:
             self._replaced = np.empty(0, dtype=ROW)
             self._replaced_path.unlink()
@@ -213,12 +214,15 @@ class Ledger:
         They are kept in a file of their own: if the run goes back once more before they all have been run again, those
         that are left are still compared.
         """
+        # A source keeps its number when sources are added or left out, because earlier rows contain it.
         self.folder.mkdir(exist_ok=True)
         known = self.sources
         if new := [name for name in self._sources if name not in known]:
             known += new
             write_durably(self.folder / "sources.json", json.dumps({"format": FORMAT, "sources": known}).encode())
         self._numbers = np.array([known.index(name) for name in self._sources], dtype=np.int64)
+        # Rows of this ledger come first. Those of an earlier `replaced.bin` follow, of steps that have not been run
+        # again since.
         draft, last = self._replaced_path.with_suffix(".writing"), step - 1
         with new_file(draft) as file:
             for number in self._files():

@@ -58,6 +58,7 @@ def pack(
     may have grown; it stays as it is until the new one is complete. Raises ConfigError if it has others, DataError for
     an invalid document or if none has text, StorageError if writing fails or another process is packing the same file.
     """
+    # Checked before hours of packing instead of when the files are replaced.
     tokens = Tokens.of(data)
     _refuse_other(prefix, data, tokens.fingerprint)
     blocks = FORMATS[data.format].blocks(data)
@@ -133,6 +134,7 @@ def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: T
     # Identifies the documents and their order: the hashes decide which of them are for validation, the blocks in which
     # order they come.
     contents = blake2b(tokenizer.fingerprint.encode(), digest_size=_HASH_BYTES)
+    # Without its mask, all tokens of a part would count in the loss, so a mask that was lost since packing is an error.
     with files.new_file(hashes_path(prefix)) as file:
         for number, part in enumerate(parts):
             left_out = read_left_out(part)
@@ -147,6 +149,7 @@ def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: T
     table = np.array([first, [*(block.size for block in blocks), 0]], dtype="<i8").T
     files.write_durably(blocks_path(prefix), table.tobytes())
     contents.update(table.tobytes())  # decides the order
+    # Counts come from the joined file, as a reader will see it.
     concatenate(parts, prefix, token_dtype(tokenizer.vocabulary))
     joined = TokenFile.open(prefix)
     facts = Facts(

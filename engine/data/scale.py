@@ -68,6 +68,8 @@ def scaled(
     context = min(most, max(_LEAST_CONTEXT, 1 << (longest - 1).bit_length()))
     if "context" in given:
         context = typed.context
+    # Recipes are in the order of their contexts, and larger contexts have larger clusters: the first that fits is the
+    # smallest.
     recipe = next((name for size, name in _RECIPES if context <= size), _RECIPES[-1][1])
     config = load(with_recipe(recipe, context=context))
     of = "" if all(one.fraction == 1 for one in found.values()) else " that was read"

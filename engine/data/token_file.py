@@ -111,6 +111,8 @@ class TokenFile:
                     f"document {number} begins at sequence {found[number - at]}, before document {number - 1}"
                 )
             before = int(found[-1])
+        # Boundaries are ascending and end at the number of sequences, so each sequence belongs to exactly one document.
+        # The same is now checked for tokens.
         if before != self.sequences:
             raise self._damaged(f"documents have {before:,} sequences, but there are {self.sequences:,}")
         for at in range(0, self.sequences, _ENTRIES):
@@ -124,6 +126,8 @@ class TokenFile:
                     raise self._damaged(f"sequence {at + int(wrong.argmax())} {what}")
             starts = end + np.cumsum(lengths * size) - lengths * size
             ordered, end = ordered and bool((offsets == starts).all()), end + int(lengths.sum()) * size
+        # Sequences that are in the order of the file cover it exactly if they end at its size, so nothing has to be
+        # sorted.
         if ordered and self.content.size != end:
             has = f"has {self.content.size:,} bytes, but {self.index.path.name} says {end:,}"
             message = f"{has}: it was cut off or belongs to another index"

@@ -137,6 +137,7 @@ def _compute(measured: Measured, config: Config) -> Calibration:
         rows.append([scores, linear, model.layers * len(case.unsplit), model.layers, 1.0])
 
     def fitted(times: Sequence[float]) -> list[float]:
+        # Errors count relative to the square root of the time (see the module's docstring).
         values = np.array(times)
         found = least_squares(np.array(rows), values, np.sqrt(values))
         if not (found[:2] > 0).all():
@@ -144,6 +145,7 @@ def _compute(measured: Measured, config: Config) -> Calibration:
             raise PreflightError(message, hint="run it again while no other program uses the machine")
         return list(found.tolist())
 
+    # The fixed times are those of both passes together, because the cost model does not divide them.
     attention, linear, sequence, layer, micro_batch = fitted([timing.total_s for _, timing in timed])
     attention_forward, linear_forward, *_ = fitted([timing.forward_s for _, timing in timed])
     name = config.cluster.name

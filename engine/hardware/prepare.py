@@ -58,6 +58,7 @@ def measuring(config: Config, ranks: int, folder: Path) -> Config:
     whole = Job(ours)
     check_launch(whole, launcher=None)
     whole, _ = on_this_machine(whole)
+    # Only a few layers of a large model fit on one device.
     for layers in range(min(whole.config.model.layers, _LAYERS), 0, -1):
         cut = whole.with_config(with_layers(whole.config, layers))
         if most_tokens(cut) >= _LEAST:

@@ -84,6 +84,7 @@ def profile(config: Config, gpus: int, say: Say, seconds: float = SECONDS) -> Pr
             arguments = "network", str(folder.root), str(nodes[0].devices)
             _run(Job(ours, nodes[:2]), folder, arguments, threads)
             network = read_network(folder.root / NETWORK)
+        # Everything else is measured on this machine alone: its rates do not depend on other hosts.
         layers, on = counted(ours.model.layers, "layer"), counted(ranks, "GPU rank" if gpus else "CPU rank")
         say(f"measuring model={ours.model.name} with {layers} on {on}")
         _run(Job(ours), folder, ("machine", str(folder.root), str(seconds)), threads)

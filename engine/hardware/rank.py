@@ -56,6 +56,7 @@ def measure(folder: RunFolder, seconds: float, control: Control) -> int:
                 fixed.append(line["step_s"] - max(Span(*span).stop_s for span in trace["spans"]))
     trainer.data.close()
 
+    # A single rank has no one to communicate with, so transfers, gathers and overlap keep their nominal values.
     several = groups.mesh.hdp > 1
     dtype = next(module.parameters()).dtype
     measured = Measured(

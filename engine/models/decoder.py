@@ -123,12 +123,17 @@ class Decoder(nn.Module):
         without the head returns it as `Between`, with the balancing terms of its layers if there are `labels`. R is T,
         or the rows of one device under tensor parallelism. The loss is the same on all devices of a tp group.
         """
+        # A stage of a pipeline runs the same code on its part: a part without the head has no loss, and returns its
+        # output.
         attention = LocalAttention(positions) if attention is None else attention
         x, routed = self.hidden(tokens, positions, attention)
         loss: Tensor | None = None
         if self.head is not None and self.norm is not None:
             loss = self.head(self.norm(x), labels)
         balancing = None
+        # Balancing terms are for training only; a validation loss is the cross-entropy alone. The metric
+        # `cross_entropy` excludes these terms, so it is tallied before they are added. A part without the head cannot
+        # add its terms to a loss, so it passes them on.
         if labels is not None and self.balance is not None and self.training:
             if loss is not None and self.routed_layers:
                 self.tally.cross_entropy = self.tally.cross_entropy + loss.detach().double()

@@ -44,6 +44,7 @@ def parallelize(
         # and offload would treat its tensors as activations of the layer.
         grouped.choose(device)
     run_layer = model.run_layer = MODES[config.recompute]
+    # The saved-tensor hooks of offload surround recompute, so they see only the tensors that recompute saves.
     if offload is not None:
 
         def run_offloaded(layer: Any, x: Tensor, rotation: Rotation, attention: PackedAttention) -> Any:
@@ -56,6 +57,8 @@ def parallelize(
         if isinstance(module, (FeedForward, Experts)):
             module.tile = config.mlp_tile
     fuse(model, config.model, device, DTYPES[config.dtype], config.compile)
+    # Tensor and expert parallelism come last, because they communicate around the operations that the modules have by
+    # then.
     if tensor is not None:
         tensor.apply(model)
     if experts is not None:

@@ -70,6 +70,7 @@ def join_groups(config: Config, control: Control) -> Groups:
     agent sets. Uses NCCL if the config trains on GPUs, else gloo. Raises PreflightError if
     PyTorch cannot use the GPUs, or if one of several ranks has no agent.
     """
+    # The config decides, not the machine: a rank without a usable GPU fails instead of training on CPUs unnoticed.
     gpus = uses_gpus(config)
     rank, ranks, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     device = torch.device("cuda", local_rank) if gpus else torch.device("cpu")
@@ -85,6 +86,7 @@ def join_groups(config: Config, control: Control) -> Groups:
         # At equal priority the GPU schedules the blocks of a running attention kernel first, so that transfers wait.
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options._timeout = _TIMEOUT  # `new_group` warns if it differs from its argument
+    # PyTorch's keys go through the agents, so a rank without one could not find the others.
     if control.agent is None and ranks > 1:
         raise PreflightError("this rank has no agent", hint="start ranks with `bytescale train`")
     dist.init_process_group(
@@ -105,6 +107,8 @@ def join_groups(config: Config, control: Control) -> Groups:
         dist.all_reduce(torch.zeros(1, device=device), group=group)
         return group
 
+    # All ranks create their groups in this order: PyTorch names a group of members only by the number of groups that a
+    # process has created.
     rings = new_group(mesh.members(rank, "hdp"), options)
     axes = Axes.of(mesh, rank, new_group) if mesh.tp * mesh.pp * mesh.ep > 1 else None
     return Groups(rank, mesh, device, rings, control, local_rank, axes)

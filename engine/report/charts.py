@@ -145,21 +145,25 @@ def histogram_picture(
     `buckets` are those of engine/data/profile.py: numbers of `samples` and `tokens` with lengths above the previous
     `upto` and at most its own. `marks` are up to four lengths by label, drawn as vertical lines.
     """
+    # The axis shows powers of two, not a logarithmic scale of matplotlib, so that all bars have the same width.
     edge = np.log2([bucket["upto"] for bucket in buckets])
     last = max([edge[-1], *np.log2(list(marks.values()))])
     first = max(-1.1, min(edge[0] - 1.1, last - _FEWEST_DOUBLINGS))
 
     def paint(axes: Axes) -> list[Mark]:
+        # Each bucket has two bars: its share of the documents says little about its share of the tokens.
         for kind, left, colour, label in (
             ("samples", 0.92, FIRST, f"% of {name}"),
             ("tokens", 0.50, SECOND, "% of tokens"),
         ):
             counts = np.array([bucket[kind] for bucket in buckets], dtype=np.float64)
             axes.bar(edge - left, 100 * counts / counts.sum(), width=0.42, align="edge", color=colour, label=label)
+        # Dash patterns distinguish the marks without colours.
         for style, (mark, length) in zip((":", "-.", "--", "-"), marks.items(), strict=False):
             label = f"{mark} {short_tokens(length)}"
             axes.axvline(np.log2(length), color=INK, linestyle=style, linewidth=1.4, label=label)
         axes.set(xlabel="length (tokens, K = 1,024)", ylabel="%", xlim=(first, last + 0.3))
+        # As many tick labels as fit next to each other, from the last bucket on.
         every = int(np.ceil((last + 0.3 - first) * _TICK_LETTERS * size.font * _LETTER / (size.width - 80)))
         axes.set_xticks(np.arange(edge[-1], max(first, -0.1), -every))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda power, _: short_tokens(2.0**power)))
@@ -325,6 +329,7 @@ def cost_picture(found: CostCurve, size: Size = WIDE) -> str:
     """Draw the time of a sequence against its length, on logarithmic axes, with a dot for each ring of the plan."""
 
     def paint(axes: Axes) -> list[Mark]:
+        # A sequence whose time on one rank is above the line of the step would make the step longer unless it is split.
         axes.plot(found.lengths, found.unsplit_s, color=INK, linewidth=1.8, label="unsplit, on one rank")
         for group, (colour, _) in zip(degree_groups(found.ring_degree), RINGS, strict=False):
             ours = (found.ring_degree >= group.start) & (found.ring_degree < group.stop)
@@ -339,11 +344,13 @@ def cost_picture(found: CostCurve, size: Size = WIDE) -> str:
         axes.set(xlabel="length (tokens, K = 1,024)", ylabel="time on each rank")
         axes.xaxis.set_major_locator(LogLocator(base=2, numticks=10 if size is WIDE else 6))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: short_tokens(tokens)))
+        # A short axis has few powers of ten, so it also gets labels at 2 and 5 times these.
         low, high = axes.get_ylim()
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 1000 else (1.0, 2.0, 5.0), numticks=12))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: short_seconds(seconds)))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_minor_locator(NullLocator())
+        # The marks of rings come last, on top of those of the curve, which fill the whole height.
         unsplit = zip(found.lengths[:-1], found.lengths[1:], found.unsplit_s[1:], strict=True)
         marks = [
             Mark(left, right, low, high, f"{right:,} tokens unsplit: {short_seconds(time)}")

@@ -86,6 +86,7 @@ def curves_picture(
 
     def paint(axes: Axes) -> list[Mark]:
         for number, curve in enumerate(curves):
+            # A noisy curve of many points would fill the chart, and a curve of few points would hardly show.
             width = 0.9 if len(curve.x) >= _MANY and not curve.is_smooth else 1.8
             look: dict[str, Any] = {"linewidth": width + _WIDER * min(_MOST_WIDER, len(curves) - 1 - number)}
             if len(curve.x) < _FEW:
@@ -96,6 +97,7 @@ def curves_picture(
             style = _STYLES[number // len(COLOURS) % len(_STYLES)]
             y = np.where(np.isfinite(curve.y), curve.y, np.nan)
             axes.plot(curve.x / along.unit, y, color=colour, linestyle=style, **look)
+        # matplotlib warns about equal limits, which a single point would have.
         places = np.concatenate([curve.x for curve in curves]) / along.unit
         low, high = (float(places.min()), float(places.max())) if len(places) else (0.0, 1.0)
         margin = max(0.5 if along is STEPS else 1e-9, 0.02 * (high - low))  # not 0, also for a single point
@@ -109,6 +111,7 @@ def curves_picture(
         if from_zero:
             highest = max(curve.y[np.isfinite(curve.y)].max(initial=0.0) for curve in curves)
             axes.set_ylim(0, 1.08 * highest or 1.0)
+        # All curves show their values at the same places.
         longest = max(curves, key=lambda curve: len(curve.x)).x
         values = {curve.name: _at(curve, longest) for curve in curves}
         return strips(axes, size, longest, along.place, values, "{:.4g}", along.unit)

@@ -16,6 +16,7 @@ from engine.report.words import BALANCE, LENGTH_FACTS, MAKESPAN, NAMES, PLANNER_
 
 def lengths_page(config: Config, data: Mapping[str, Any], planned: Sequence[Mapping[str, Any]]) -> Page:
     """Build the page from the facts of `profile-data --json`: `data`, and `planned`, a dict per planner."""
+    # Numbers that come from a sample are estimates, and are marked as such.
     sources = data["sources"]
     sampled = data["read"]["share"] < 1
     about = "about " if sampled else ""
@@ -45,6 +46,8 @@ def lengths_page(config: Config, data: Mapping[str, Any], planned: Sequence[Mapp
     buckets = data["buckets"]
     picture = Figure.of("Lengths", caption, lambda size: histogram_picture(buckets, marks, "documents", size=size))
 
+    # A single source has all its numbers in the head of the page, and planners can be compared only if the context
+    # fits.
     tables = [Table("Lengths in tokens", [(name, f"{data[key]:,.0f}") for key, name in LENGTH_FACTS.items()])]
     if len(sources) > 1:
         each = [(one["name"], *(f"{one[key]:,}" for key in SOURCE_FACTS), f"{one['share']:.1%}") for one in sources]

@@ -33,6 +33,7 @@ class Planned:
 
 def plan_page(planned: Planned) -> Page:
     """Build the page of some plans. Its charts show the first step."""
+    # All charts show the same step, the first, so that they can be compared; the table has all steps.
     plan, config, settings = planned.plans[0], planned.job.config, planned.job.settings
     found = simulated(plan, settings)
     lengths = describe(Documents(plan.sequence_lengths), config.context)
@@ -55,6 +56,7 @@ def plan_page(planned: Planned) -> Page:
         "unsplit sequence alone would take longer than the whole step."
     )
 
+    # A single step needs no column names.
     steps = len(planned.facts)
     rows = [(NAMES.get(name, name), *(cell(fact, name) for fact in planned.facts)) for name in PLAN_FACTS]
     columns = ("", *(f"step {step}" for step in range(1, steps + 1))) if steps > 1 else ()

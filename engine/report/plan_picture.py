@@ -42,6 +42,7 @@ def plan_picture(plan: StepPlan, settings: PlanSettings) -> str:
     groups = degree_groups(np.concatenate([found.degree for _, found in shown]))
     until = max(found.end_s for _, found in shown)
 
+    # An SVG file may contain others: each timeline is placed below the last one, at its own height.
     head = f"A simulated step on {counted(plan.ranks, 'rank')}"
     if len(shown) > 1:
         ratio = shown[0][1].end_s / shown[1][1].end_s

@@ -32,6 +32,7 @@ _HOSTS = 8  # names that are shown
 
 def run_page(run: RunData) -> Page:
     """Build the page of a run, which may have stopped early."""
+    # A run may have stopped before its first step, and then still needs a page that says so.
     if run.lines:
         steps, loss, validation = (run.column(name) for name in ("step", "loss", "validation_loss"))
         caption = "Mean loss per token at each step."
@@ -61,6 +62,7 @@ def run_page(run: RunData) -> Page:
         )
         timeline = Figure.of("Timeline of a step", caption, lambda size: timeline_picture(found, size))
 
+    # Sections without contents are left out.
     totals = table(run)
     numbers = Table("Key numbers of the run", totals) if totals else None
     tables = (numbers, mixture(run), about(run), differing(run), starts(run))

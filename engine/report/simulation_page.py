@@ -40,6 +40,7 @@ def simulation_page(
     planner for the timelines. `tune` is the command that searches faster settings for another planner than static.
     """
     settings = compared[BASELINE]
+    # Rows are named by their labels, because a planner may have several rows.
     named = [{**run, "planner": run["label"]} for run in runs]
     steps = int(runs[0]["steps"])
     head = [
@@ -61,6 +62,7 @@ def simulation_page(
 
     columns = ["planner", *swept, "ranks", "context", "lengths", *(name for name in _COLUMNS if name in runs[0])]
     rows = [[cell(run, column) for column in columns] for run in named]
+    # The page compares with the strongest baseline that was simulated.
     over = TUNED if any(run["tuned"] for run in runs) else BASELINE
     mesh = "at the settings with which it is the fastest" if over == TUNED else "with the settings of the config"
     speed = f"Step time of the fixed mesh, static, {mesh}, divided by that of the row, for the same steps."

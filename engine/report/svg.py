@@ -141,6 +141,8 @@ def draw(alt: AltText, size: Size, height: float, paint: Callable[[Axes], Sequen
         figure = Figure(figsize=(size.width / 72, height / 72), dpi=72)  # one point is one pixel
         axes = figure.add_subplot()
         marks = paint(axes)
+        # The legend lies above the axes and may need several rows. Each further row makes the picture higher, so that
+        # the axes keep their height.
         handles, labels = axes.get_legend_handles_labels()
         if handles:
             entry = size.font * (0.56 * max(map(len, labels)) + 4.2)  # width of the letters and of the symbol

@@ -37,6 +37,7 @@ def timeline_picture(
     """
     rows = len(found.ranks) * found.stages
     row = min(44.0, max(11.0, height / rows))  # pixels: high for few ranks, but never too low for the rank's number
+    # Colours show ring sizes. Unsplit sequences are grey, so that rings stand out.
     edge = {"edgecolor": PAPER, "linewidth": 1.0}
     kinds = [_Kind("unsplit sequences", found.degree == 1, edge | {"facecolor": QUIET}, INK)]
     for group, (colour, ink) in zip(groups or degree_groups(found.degree), RINGS, strict=False):
@@ -55,6 +56,7 @@ def timeline_picture(
         axes.set_yticks(range(rows), [f"{stage}{rank}" for stage in of_stage for rank in found.ranks.tolist()])
         axes.tick_params(axis="y", labelsize=min(axes.yaxis.label.get_fontsize(), row))
         axes.grid(visible=False, axis="y")
+        # Waiting is drawn over the end of the box: hatched, and only where it is long enough to be seen.
         busy_until = found.stop_s - found.exposed_s
         for kind in kinds:
             _fill(axes, found, kind, found.start_s, busy_until)

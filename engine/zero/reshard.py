@@ -33,6 +33,8 @@ def load_resharded(engine: Any, saved: SavedStates, stage: int, axes: Axes | Non
     tp, tp_rank = (axes.mesh.tp, axes.place.tp) if axes else (1, 0)
     if stage == 3:
         optimizer.checkpoint_event_prologue()
+    # The flat tensors of this rank: DeepSpeed has already allocated the master weights. Moments exist only after the
+    # first update, so they are created here.
     masters: list[Tensor] = next(getattr(optimizer, name) for name in _MASTERS if hasattr(optimizer, name))
     groups = [{name: shape.numel() for name, shape in shapes.items()} for shapes in engine._get_zero_param_shapes()]
     firsts = [next(iter(group)) for group in groups]  # parameters of a group have the same states
@@ -52,6 +54,7 @@ def load_resharded(engine: Any, saved: SavedStates, stage: int, axes: Axes | Non
             for key, flat in states[place.group].items():
                 saved.read(name, key, ep_rank * place.size + start, flat[at : at + stop - start], tp, tp_rank)
 
+    # The optimizer gets the moments as the states of its flat parameters. Buffers are not partitioned.
     for first, flat, of_flat in zip(firsts, masters, states, strict=True):
         moments = {key: tensor for key, tensor in of_flat.items() if key != MASTER}
         optimizer.optimizer.state[flat] = moments | _step(saved.step(first), flat)

@@ -61,6 +61,8 @@ def load_3() -> Functions:
     operators = torch.ops.flash_attn_3
 
     def attend(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, call: Call) -> tuple[Tensor, Tensor]:
+        # `num_splits=1`, as in the package's training functions: the default of the operator may split the keys of a
+        # query.
         out, lse, *_ = operators.fwd(
             q,
             k,
@@ -76,6 +78,7 @@ def load_3() -> Functions:
     def derive(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
         *tensors, queries, keys, call = inputs
         gradients = _like(tensors)
+        # The operator writes the gradients into tensors that the caller allocates.
         operators.bwd(
             *tensors,
             *gradients,

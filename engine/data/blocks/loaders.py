@@ -146,6 +146,7 @@ class Loaders:
                 self._queue.extendleft(reversed(self._busy))  # they are needed sooner than the others
                 self._busy.clear()
                 self._retry = time.monotonic() + _BUSY_S
+            # A block may have been packed since it was asked for: by the caller itself, or by a process of another run.
             for loader in self._loaders:
                 while loader.part is None and self._queue:
                     part, work = self._queue.popleft()
@@ -158,6 +159,8 @@ class Loaders:
         if self._wakes in ready:
             self._wakes.recv()
         with self._changed:
+            # A stopped loader is killed first, so that `end` finds its connection closed, and the block goes back into
+            # the queue.
             for loader in list(self._loaders):
                 if loader.stopped():
                     logging.getLogger(__name__).warning("a loader was stopped by a signal; another one replaces it")

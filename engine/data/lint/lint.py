@@ -46,6 +46,7 @@ def lint(
     is not what the config says, OSError if the temporary folder is full.
     """
     open_tokens.cache_clear()  # files may have changed since an earlier call
+    # A file among several that cannot be listed is a finding, not an error, so the others are still read.
     tally = Tally(keep)
     items = list[tuple[int, Block]]()
     for source, data in enumerate(sources):
@@ -58,6 +59,8 @@ def lint(
         work = partial(_check_block, sources, limits, keep, Path(folder))
         numbered = [(number, *item) for number, item in enumerate(items)]
         hint = "use fewer processes with --workers, or close other programs"
+        # Results arrive in the order of the blocks, so the examples that are kept do not depend on the number of
+        # processes.
         for number, found in enumerate(in_processes(work, numbered, workers or cores(), hint)):
             places.follow(found)
             for finding in found.findings.values():
@@ -124,6 +127,7 @@ def _check_block(
                 ids, mask = ids_of(document, tokenizer)
             except DataError as error:
                 problem = error
+        # A document that training refuses counts with its reason. Only documents with ids are checked for other faults.
         if problem is not None:
             code = "L03" if isinstance(problem.__cause__, UnicodeError) else "L02"
             found = [(code if was_read else "L01", problem.problems[0].message)]

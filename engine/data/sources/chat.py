@@ -50,6 +50,7 @@ def chat_document(
     the loss. A list of text parts as the content of a message is joined to a string, which all templates of text models
     take. An empty list is an empty document. Raises DataError if the chat is not usable.
     """
+    # Messages of the answer follow those of `field`. `names` has the place of each one, for error messages.
     found = _messages(place, messages, field)
     names, first = [f"{field}[{number}]" for number in range(len(found))], 0
     if answer is not None:
@@ -61,6 +62,7 @@ def chat_document(
     if field != MESSAGES and all("from" in one and "value" in one for one in found):
         found = [_spoken(place, one, name) for one, name in zip(found, names, strict=True)]
     chat = [_message(place, one, name) for one, name in zip(found, names, strict=True)]
+    # Nothing of such a chat would count in the loss, which is nearly always a mistake in the roles.
     if not any(message["role"] == "assistant" for message in chat):
         roles = list(dict.fromkeys(message["role"] for message in chat))
         message = f"{field!r} has no message of the role assistant, only of {', '.join(sorted(roles))}"
@@ -74,6 +76,7 @@ def chat_document(
     if first or flags.count(None) < len(flags):
         answers = [message["role"] == "assistant" and number >= first for number, message in enumerate(chat)]
         trained = [flag is not False and answers[number] for number, flag in enumerate(flags)]
+    # An empty string means no tools: columns of strings have no other empty value.
     offered = _from_json(place, tools, TOOLS) if not isinstance(tools, str) or tools.strip() else None
     if offered is not None and not (isinstance(offered, list) and all(isinstance(one, dict) for one in offered)):
         raise DataError(f"{TOOLS!r} is not a list of objects", key=place, hint="write a JSON schema for each tool")

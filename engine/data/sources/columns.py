@@ -29,6 +29,7 @@ def columns(table: Any, field: str, path: str) -> list[str]:
 
     Raises DataError if there is no such column, or several, or if it contains neither texts nor token ids nor chats.
     """
+    # Only the needed columns are read: a Parquet file stores columns separately, so the others cost nothing.
     names, shape = table.names, SHAPES.get(field)
     usable = [one.name for one in table if one.name not in MASKS and _contents(one.type, one.name, path) is not None]
 
@@ -38,6 +39,7 @@ def columns(table: Any, field: str, path: str) -> list[str]:
             raise DataError(message, key=path, hint="rename or remove all but one, and write it again")
         return table.field(name).type
 
+    # `data.field` may name a shape, such as Alpaca's, which has several columns.
     if field not in names:
         wanted = (field,) if shape is None or shape.read is None else shape.fields
         if missing := [name for name in wanted if name not in names]:
@@ -53,6 +55,7 @@ def columns(table: Any, field: str, path: str) -> list[str]:
         if contents != "ids" and LOSS_MASK in names:
             raise mask_without_ids(path, field, contents)
         found = [field, *(name for name in fields_beside(field, contents) if name in names and name != field)]
+    # Types of masks are known from the schema, so a wrong one is reported once for the file instead of for each row.
     for name in found:
         kind = _plain(kind_of(name), path)
         is_list = _is_list(kind, path) or library("pyarrow.types", path).is_null(kind)

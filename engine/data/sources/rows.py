@@ -194,6 +194,7 @@ def row_document(row: Mapping[str, Any], field: str, place: str) -> Document:
 
     Raises DataError if it is not usable.
     """
+    # The field may be a shape of several fields, all of which need a value.
     if field not in row:
         shape = SHAPES.get(field)
         if shape is None or shape.read is None:
@@ -215,6 +216,7 @@ def row_document(row: Mapping[str, Any], field: str, place: str) -> Document:
         shared = field == CONVERSATIONS and any("from" in one for one in value if isinstance(one, dict))
         system = text_of(row, _SYSTEM, place) if shared else ""
         return chat_document(place, value, row.get(TOOLS), field, system=system)
+    # A chat is a list too, so only other lists are token ids.
     if isinstance(value, (list, np.ndarray)):
         return token_document(place, row, field)
     if not isinstance(value, str):

@@ -31,6 +31,7 @@ def token_document(place: str, row: Mapping[str, Any], field: str) -> Document:
 
     Raises DataError if they are not usable.
     """
+    # All masks that the row has apply: an id counts only if each one says so.
     ids = _integers(place, row[field], field)
     counted: NDArray[np.bool_] | None = None
     kept = slice(None)
@@ -63,6 +64,7 @@ def token_document(place: str, row: Mapping[str, Any], field: str) -> Document:
             message = f"{name!r} is 0 at {int(used[0] + counts[kept].argmin())}, between ids where it is 1"
             raise DataError(message, key=place, hint="only padding at either end may be 0; write a loss_mask instead")
     ids = ids[kept]
+    # Only labels may contain -100. Among the ids it would reach the embedding.
     if ids.size and ids.min() < 0:
         message = f"{field!r} contains {ids.min()}, which is not a token id"
         raise DataError(message, key=place, hint=f"exclude ids from the loss with a field {LOSS_MASK} of 0 and 1")

@@ -69,6 +69,8 @@ class Chats:
         """Return the ids of a chat, int32 [n], and which count as labels, bool [n]; see `Tokenizer.chat`."""
         from engine.data.tokenizers.template import Rendered, render  # jinja2, which texts do not need
 
+        # Text with a special token is refused before rendering: afterwards it could not be told from the template's own
+        # tokens.
         named = [*((f"messages[{number}]", one) for number, one in enumerate(messages)), ("tools", tools)]
         strings = [(name, text) for name, value in named for text in _strings(value)]
         for name, text in strings:
@@ -97,6 +99,7 @@ class Chats:
                 for name, one in strings:
                     if text in one:
                         raise _would_be_special(name, text, self.codec.decode([int(ids[at])]))
+        # Spans are characters of the text. A token counts if any of its characters lies in a span.
         for start, stop in rendered.spans:
             first = int(np.searchsorted(characters[:, 1], start, side="right"))
             last = int(np.searchsorted(characters[:, 0], stop, side="left"))

@@ -90,6 +90,7 @@ def load(path: Path, content: bytes, data: dict[str, Any]) -> Loaded:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import tokenizers
 
+    # A file of another author could make a process run out of memory with a few bytes of text.
     for part in ("normalizer", "decoder"):
         if _growth(data.get(part)) > _MOST_GROWTH:
             message = f"has a {part} that makes a text more than {_MOST_GROWTH} times as long"
@@ -119,6 +120,7 @@ def load(path: Path, content: bytes, data: dict[str, Any]) -> Loaded:
     eos = _named("eos_token", config, model, path) if config.get("eos_token") else marks.ids[-1] if after else None
     adds_bos = config.get("add_bos_token")
 
+    # Ids that a text must never have (Note: [special tokens in text]).
     special = {token for token, added in model.get_added_tokens_decoder().items() if added.special}
     special.discard(_unknown(data["model"], model))  # ordinary text may contain what is unknown
     special |= {token for token in (bos, eos) if token is not None}

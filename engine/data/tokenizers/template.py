@@ -109,6 +109,8 @@ def render(
     rendered = _unmarked(whole) if compiled.marks else Rendered(whole, [], False)
     said = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     kept = said if trained is None else [number for number in said if trained[number]]
+    # A template may shorten an answer or leave it out. What is trained on would then be incomplete, so the last line of
+    # each answer must be in the text.
     for number in kept:
         content = str(messages[number].get("content", ""))
         if content.strip().rpartition("\n")[2].strip() not in rendered.text:
@@ -133,6 +135,7 @@ def render(
             found = max(through.find(content, start), through.find(content.strip(), start))
             start = found if through[start:found].strip() else start
         rendered.spans.append((start, len(through)))
+    # With marks, spans are those of all answers, in order, so flags of single messages select among them by position.
     if compiled.marks and len(kept) < len(said):
         if len(rendered.spans) != len(said):
             message = f"the chat template marks {len(rendered.spans)} parts, but the assistant has {len(said)} messages"

@@ -63,12 +63,16 @@ def initialise(
         # Always the whole block: a GPU's random numbers depend on how many are drawn at once.
         return torch.empty(min(BLOCK, size - block * BLOCK), device=device).normal_(0, _STD, generator=generator)
 
+    # Each process generates whole blocks, numbered as in the whole parameter, and keeps the elements that it stores.
+    # The weights therefore do not depend on how the model is divided.
     for name, parameter in model.named_parameters():
         values, start, shape = stored(parameter)
         if parameter in norms:
             values.fill_(1)
             continue
         dim = dim_of(table, name) if part is not None and part.tp > 1 else None
+        # On the last stage of a pipeline a tied head is a parameter, with the same values as the embedding on the first
+        # stage.
         if part is not None and name == "head.weight" and model_shape.tied:
             name = "embedding.weight"
         size = shape.numel()
@@ -81,12 +85,14 @@ def initialise(
                 here, there = here[mine].to(device), (there[mine] - start).to(device)
                 values[there] = of_block[here].to(values.dtype)
             continue
+        # A slice along dim 0 is contiguous in the whole parameter, so only its start is different on each device.
         if part is not None and dim == 0:
             start, size = start + part.tp_rank * size, size * part.tp
             if "layers." not in name:  # the end of the vocabulary is padded with rows of zeros
                 size = model_shape.vocab * shape[1]
                 values[max(0, size - start) :].zero_()
                 values = values[: max(0, size - start)]
+        # The experts of an ep rank are contiguous, too, because experts are stacked in dim 0.
         if part is not None and part.ep > 1 and table[name].stacked:
             start, size = start + part.ep_rank * size, size * part.ep
         stop = start + len(values)

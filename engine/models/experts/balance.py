@@ -66,17 +66,23 @@ def load_balancing_loss(
     them, and the earlier ones 0; in the backward pass each one has its own gradient.
     """
     ids, experts = shards.ids, counts.shape[-1]
+    # Counts and loss tokens are summed together: one collective over the shards of each sequence instead of two.
     is_loss_token = (labels[: len(ids)] != IGNORE).long()
     loss_tokens = counts.new_zeros(len(counts)).scatter_add_(0, ids, is_loss_token)
     totals = attention.sum_over_sequences(torch.cat((counts.flatten(1), loss_tokens[:, None]), dim=1))
+    # The weights of a sequence depend on the counts of all its slices, so a slice that is not the last one only adds
+    # its counts to the sequence's totals.
     slices = attention.slices()
     for part in slices:
         part.totals.counts = part.totals.counts + totals[part.shard]
         totals[part.shard] = part.totals.counts if part.last else 0
+    # weight(s, i) of the module's docstring.
     probabilities = torch.stack([layer.logits for layer in routed]).softmax(-1)  # [L,T,E]
     totals, lengths = totals.to(probabilities.dtype), shards.lengths.to(probabilities.dtype)
     per_count = totals[:, -1] * experts / (routed[0].chosen.shape[-1] * lengths**2)  # [S]
     weight = (totals[:, :-1] * per_count[:, None]).view(counts.shape)  # [S,L,E]
+    # The terms of slices are computed apart, with weight 0 in the sum at the end: an earlier slice has no weights
+    # before the last one has run, which is before any backward pass of the sequence.
     ids = ids[own]
     chosen = probabilities[:, : len(ids)]
     deferred = chosen.new_zeros(())
