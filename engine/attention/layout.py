@@ -160,7 +160,7 @@ class Layout:
 
         Empty blocks are left out: they would crash PyTorch's CPU kernel (SIGFPE).
         """
-        found, of_call = [], self.rounds_of(call)  # once: it looks at all rings
+        found, of_call = [], self.rounds_of(call)  # once, because it reads all rings
         for number, ring in enumerate(self.rings):
             shard, turns = ring.shard, ring.rounds("forward")
             keys = [ring.kv_part(round_) for round_ in of_call if round_ < turns]
@@ -170,7 +170,7 @@ class Layout:
         return found
 
     def causal_call(self, overlapped: bool = False) -> Call | None:
-        """Return the kernel call of all shards, each by itself, in round 0; None without tokens.
+        """Return the kernel call of round 0, in which each shard attends to itself; None without tokens.
 
         `overlapped` says that transfers run at the same time.
         """

@@ -19,9 +19,9 @@ from engine.models.fuse import TOLERANCE, compiled_function, wanted
 from engine.selection import Candidate, select
 
 # (tokens of the block, tokens of the rank, whether it comes from a mate of a team) in the calls of the self-test. The
-# second size makes the compiler treat both as variables. It has code of its own for blocks that begin with the rank's
-# first token, and for what mates send, in the wider dtype. So nothing is compiled in a step where the kernel's results
-# have the dtype of the model, as those of GPU kernels have.
+# second size makes the compiler treat both as variables. It is compiled separately for blocks that begin with the
+# rank's first token, and for what mates send, in the wider dtype. So nothing is compiled in a step where the kernel's
+# results have the dtype of the model, as those of GPU kernels have.
 _TEST_CALLS = ((6, 12, False), (9, 13, False), (14, 14, False), (9, 13, True), (14, 14, True))
 
 

@@ -1,8 +1,8 @@
 """The K,V of earlier slices of sequences on one rank, which later slices attend to, and the gradients that they get.
 
-A long sequence may run in slices (planner/plan/step_plan.py), each with an autograd graph of its own. The forward pass
-of a slice puts its K,V here. The backward pass of a later slice adds gradients to them, and that of the slice itself
-takes these, and removes the entry:
+A long sequence may run in slices (planner/plan/step_plan.py), each with a separate autograd graph. The forward pass of
+a slice puts its K,V here. The backward pass of a later slice adds gradients to them, and that of the slice itself takes
+these, and removes the entry:
 
 ```
  forward    slice 0 puts K,V | slice 1 attends to those of 0, puts its own | slice 2 attends to those of 0 and 1

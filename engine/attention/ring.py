@@ -36,7 +36,7 @@ from engine.planner.plan.schedule import Direction, Kind
 
 
 class Rings(NamedTuple):
-    """What the rings of a micro-batch need in one layer."""
+    """The inputs of the rings of a micro-batch in one layer."""
 
     layout: Layout
     comm: Comm | None  # may be None for a layout without rings
@@ -186,8 +186,8 @@ def _backward(saved: _Saved, rings: Rings) -> tuple[Tensor, Tensor, Tensor]:
     for ring, part in _results_of_mates(dq, rings):
         dq[ring.rows] += part
     # Each sum has returned to the rank that owns its part. Gradients of earlier slices wait in `prefixes`. The part for
-    # the ring's own shard is complete only if no later slice attends to it; otherwise `take` has what the later slices,
-    # whose backward passes came first, have added.
+    # the ring's own shard is complete only if no later slice attends to it; otherwise `take` returns the gradients that
+    # the later slices added in their backward passes, which ran first.
     for ring, home in zip(layout.rings, moving.sums, strict=True):
         *of_earlier, own = home.split(ring.slices, dim=1)
         rings.prefixes.add(ring.shard.sequence, rings.layer, of_earlier)
@@ -228,7 +228,7 @@ def _with_mates(rings: Rings, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _results_of_mates(x: Tensor, rings: Rings) -> list[tuple[RingShard, Tensor]]:
-    """Send the rows of mates, of x [R,...], to them, and return what they computed for each ring's own rows."""
+    """Send the mates' rows of x [R,...] to them, and return their results for each ring's own rows."""
     layout, comm = rings.layout, rings.comm
     if comm is None or not layout.teams:
         return []
@@ -275,7 +275,7 @@ def _taken(kind: Kind, like: Tensor, rings: Rings) -> list[Tensor]:
 
 
 class _Moving(NamedTuple):
-    """What moves around the rings of a micro-batch, as far as it is on this rank: one item per ring in each list."""
+    """The tensors that move around the rings of a micro-batch and are on this rank: one item per ring in each list."""
 
     kv: list[dict[int, Tensor]]  # by round: K,V [2,S,G,D] of the part with which the rank computes
     sums: list[Tensor]  # dK,dV [2,S,G,D] of one part, summed over the ranks where they have been
@@ -295,7 +295,7 @@ class _Moving(NamedTuple):
                 self.parts[block.ring].setdefault(round_, []).append(part)
 
     def add(self, rounds: Iterable[int]) -> None:
-        """Add what was computed in these rounds to the dK,dV of its part."""
+        """Add the results of these rounds to the dK,dV of their parts."""
         for total, parts in zip(self.sums, self.parts, strict=True):
             for round_ in rounds:
                 for dk, dv in parts.get(round_, ()):
@@ -303,7 +303,7 @@ class _Moving(NamedTuple):
                     total[1, : len(dv)] += dv
 
     def drop(self, rounds: range) -> None:
-        """Free what was added."""
+        """Free the results that were added."""
         for parts in self.parts:
             for round_ in rounds:
                 parts.pop(round_, None)
@@ -312,8 +312,8 @@ class _Moving(NamedTuple):
 class _Transfers:
     """The hops that run during a call (`_hops`).
 
-    Each hop sends what the one before it received. On a GPU they have a stream of their own, so that neither the host
-    nor the call waits between them. Elsewhere the first one runs during the call, and the others after it.
+    Each hop sends what the one before it received. On a GPU they have a separate stream, so that neither the host nor
+    the call waits between them. Elsewhere the first one runs during the call, and the others after it.
     """
 
     def __init__(self, hops: Iterator[None], stream: torch.cuda.Stream | None) -> None:

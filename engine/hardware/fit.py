@@ -106,9 +106,9 @@ def split_launch_bound(measured: Measured) -> tuple[Measured, tuple[tuple[Case, 
 def calibrate(measured: Measured, config: Config) -> Calibration:
     """Fit the calibration of the config's cluster; `config` is the one that the ranks measured with.
 
-    With one rank no communication is measured, and its terms keep their nominal values; so do those of the network if
-    no second node was measured, and those of rings if too few micro-batches have any. Raises PreflightError if the
-    timings are too noisy to give a rate.
+    With one rank no communication is measured, and its terms keep their nominal values. The same applies to the network
+    if no second node was measured, and to rings if too few micro-batches have one. Raises PreflightError if the timings
+    are too noisy to give a rate.
     """
     reduce_rate, step_s = _whole_step(measured, config)
     found = replace(_compute(measured, config), reduce_bytes_per_s=reduce_rate, step_s=step_s)

@@ -90,7 +90,7 @@ def profile(config: Config, gpus: int, say: Say, seconds: float = SECONDS) -> Pr
         _run(Job(ours), folder, ("machine", str(folder.root), str(seconds)), threads)
         measured = replace(read(folder.root / RESULT), network=network)
     launch_bound: tuple[tuple[Case, Timing], ...] = ()
-    # The reference kernel launches kernels for each sequence, so the shortest micro-batch is no measure of launches.
+    # The reference kernel launches kernels for each sequence, so the shortest micro-batch does not measure launches.
     if uses_gpus(ours) and measured.kernel != "reference":
         measured, launch_bound = split_launch_bound(measured)
     calibration = calibrate(measured, ours)

@@ -69,7 +69,7 @@ def rows(calibration: Calibration, measured: Measured) -> list[tuple[str, str, s
 
 
 def _from_messages(measured: Measured) -> dict[str, str]:
-    """Say how the terms were measured that come from messages and copies."""
+    """Describe how the terms of messages and copies were measured."""
     copies, network = measured.copies, measured.network
     how = {
         "copy_bytes_per_s": f"copies of 64 MiB, the slower direction; {copies.at_once / 1e9:.4g} GB/s each way at once"

@@ -35,7 +35,7 @@ class Run(NamedTuple):
 
     tp_rank: int  # of the device that has them in the first kind of slices
     start: int  # in the flattened slice of that device
-    at: int  # counted from the first element that was asked for
+    at: int  # counted from the first requested element
     length: int
 
 

@@ -6,8 +6,8 @@
  to device                                ... | L2 | L1 | L0 |  one layer before its use
 
 A fraction r (the offload ratio) of each layer's saved bytes is offloaded, except for the last two layers, whose
-backward pass comes first. Whole storages are chosen, largest first, then a part of one more storage. Saved-tensor hooks
-intercept the tensors that autograd saves. Parameters, which are recognised by their storage, and tensors that all
+backward pass comes first. Whole storages are chosen, largest first, then a part of one further storage. Saved-tensor
+hooks intercept the tensors that autograd saves. Parameters, which are recognised by their storage, and tensors that all
 layers share (the rotary embedding) are not offloaded. Offload changes no bytes, so gradients are bitwise equal.
 
 Lifetime of storages. A storage that is being copied to the host is referenced here until the copy is complete and the
@@ -58,7 +58,7 @@ class _Piece:
 class _View:
     """A saved tensor, described as a view of a storage or of a parameter.
 
-    The storage may be on the host meanwhile, and ZeRO-3 may replace the storage of a parameter.
+    The storage may be on the host, and ZeRO-3 may replace the storage of a parameter.
     """
 
     of: _Piece | nn.Parameter
@@ -156,7 +156,7 @@ class Offload:
     def layer(self, module: nn.Module, shared: Iterable[Tensor] = ()) -> Iterator[None]:
         """Run the forward pass of the next layer in this context to offload the tensors that it saves.
 
-        `module` is the layer, whose parameters stay on the device. So do the tensors `shared`, which all layers save.
+        `module` is the layer, whose parameters stay on the device, as do the tensors `shared`, which all layers save.
         Nothing is offloaded if the ratio is 0 or gradients are disabled.
         """
         if not self._ratio or not torch.is_grad_enabled():

@@ -2,11 +2,11 @@
 
 - default: all ranks; for ZeRO's collectives if all ranks are HDP ranks;
 - rings: all HDP ranks of this rank's hdp group, for batched sends and receives of K,V, dK,dV and expert counts. A ring
-  is a list of HDP ranks in this group and needs no communicator of its own (ByteScale, communicators);
+  is a list of HDP ranks in this group and needs no separate communicator (ByteScale, communicators);
 - with tensor, pipeline or expert parallelism, those of axes.py.
 
 Plan digests, checks and errors go through the agents of the nodes (`control`), not through a process group: gloo would
-connect every two ranks. So do the addresses of the ranks, through which the groups connect (store.py).
+connect every pair of ranks. The addresses that the groups need to connect also go through the agents (store.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ way; only the pass that needs what arrives waits for it. On GPUs all transfers o
 process group, so it never has two at once, and starts each after the passes that it has launched before: this is the
 graph that `verify` proves to have no cycle. Two NCCL communicators for the two directions would have no guarantee that
 both make progress. If NCCL runs the transfers and the messages of rings one after the other, in the order in which they
-are launched, each still waits only for what comes before it in the plan's list.
+are launched, each still waits only for the passes before it in the plan's list.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ class Pipeline:
         self._arriving[done] = self._start(dist.irecv, self.stream(tokens), source)
 
     def input_of(self, coming: Pass) -> Tensor | None:
-        """Wait for what a pass of this stage needs, and return it; None if it needs nothing from another stage."""
+        """Wait for the input of a pass from another stage, and return it; None if the pass needs no such input."""
         if coming not in self._arriving:
             return None
         arrived = self._arriving.pop(coming)
         arrived.wait()
-        # The neighbour has started all earlier transfers between the two, so what was sent to it can be freed now.
+        # The neighbour has started all earlier transfers between the two, so tensors that were sent to it can be freed
+        # now.
         sent = [one for one in self._leaving if one.stage == arrived.stage and one.number < arrived.number]
         for one in sent:
             one.wait()
@@ -87,7 +88,7 @@ class Pipeline:
 
 @dataclass(frozen=True, eq=False)
 class _Started:
-    """A transfer that has been started: what is sent, or where it arrives, and the other stage."""
+    """A transfer that has been started: the tensor to send or to receive into, and the other stage."""
 
     tensor: Tensor
     works: list[dist.Work]
@@ -102,7 +103,7 @@ class _Started:
 def with_gradient(out: Tensor, gradient: Tensor) -> Tensor:
     """Return a zero that is connected to `out`: its backward pass begins at `out` with `gradient`, of the same shape.
 
-    For engines that run backward passes from a scalar. The gradient of the scalar itself does not matter.
+    For engines that run backward passes from a scalar. The gradient of the scalar itself is ignored.
     """
     return _WithGradient.apply(out, gradient)  # type: ignore[no-any-return]
 

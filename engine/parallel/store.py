@@ -11,8 +11,8 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from engine.control.control import Control
 
-# Keys that a thread of NCCL asks for each second on every rank: whether another rank has failed or writes a dump.
-# Source: kStoreDumpKey and kStoreErrorSignalKey in torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp.
+# Keys that a thread of NCCL requests each second on every rank, to see whether another rank has failed or writes a
+# dump. Source: kStoreDumpKey and kStoreErrorSignalKey in torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp.
 _POLLED = ("exception_dump", "remote_error")
 _ABSENT_S = 30.0  # for which one of them that was not set is reported as such without asking again
 
@@ -26,7 +26,7 @@ class AgentStore(Store):
     def __init__(self, control: Control) -> None:
         super().__init__()
         self._control = control
-        self._absent = dict[tuple[str, ...], float]()  # when `check` has asked for polled keys in vain
+        self._absent = dict[tuple[str, ...], float]()  # time of the last `check` for polled keys that found none
 
     def set(self, key: str, value: bytes | str) -> None:
         """Set the value of a key."""

@@ -156,7 +156,7 @@ class TensorParallel(Rows):
 class TensorRoute(LocalRoute):
     """The route of the rows of all devices of a tp group, each of which has a slice of every expert.
 
-    The padding has rows of its own: they are 0, and so are the results.
+    The rows of the padding are 0, and so are their results.
     """
 
     def __init__(self, tensor: TensorParallel, chosen: Tensor, experts: int) -> None:

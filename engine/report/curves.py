@@ -19,7 +19,7 @@ _WIDER, _MOST_WIDER = 3.0, 2  # points by which a curve is wider than the next o
 _FEW = 10  # below, its points are marked: a line would hardly show
 # The first two are darker on light pages; the others are visible on both.
 COLOURS = (FIRST, SECOND, "#009e73", "#b8609a")
-_STYLES = ("-", "--", ":", "-.")  # with the colours, these tell 16 runs apart
+_STYLES = ("-", "--", ":", "-.")  # with the colours, these distinguish 16 runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +35,9 @@ class Curve:
 def smooth(curves: Sequence[Curve]) -> list[Curve]:
     """Return curves of running medians, without the gaps: noise hides how runs differ.
 
-    Where curves have the same values, so have the results: all have the same windows, and none extends past a place
-    where one of the curves begins or ends. Windows become smaller there on both sides, so a steep curve has no step.
+    Curves with equal values have equal medians: all have the same windows, and no window extends past a place where one
+    of the curves begins or ends. Windows become smaller on both sides of such a place, so a steep curve has no step
+    there.
     """
     found = [(one.name, one.x[kept], one.y[kept]) for one in curves for kept in [np.isfinite(one.y)]]
     half = half_window(max(len(x) for _, x, _ in found))

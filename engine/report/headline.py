@@ -89,7 +89,7 @@ def of_plan(plan: StepPlan, facts: Mapping[str, Any], config: Config) -> Headlin
 def of_simulation(runs: Sequence[Mapping[str, Any]], tune: str) -> Headline:
     """The best speed-up over the fastest fixed mesh, of all points of a sweep.
 
-    If there is none, `tune` is the command to recommend: it searches settings with which there may be one.
+    If no planner is faster, `tune` is the command to recommend, which searches faster settings.
     """
     best: tuple[float, Mapping[str, Any], Mapping[str, Any]] | None = None
     for point in dict.fromkeys(run.get("sweep") for run in runs):
@@ -129,7 +129,7 @@ def slower(fastest: Mapping[str, Any], fixed: Mapping[str, Any], tune: str) -> H
 
 
 def of_lengths(data: Mapping[str, Any]) -> Headline:
-    """The length of the longest document, beside the median."""
+    """The lengths of the longest document and of the median."""
     ratio = data["max"] / max(1, data["p50"])
     text = (
         f"in the longest document, {ratio:,.0f} times as many as in the median one ({short_tokens(data['p50'])}; "

@@ -17,7 +17,7 @@ from engine.report.words import Pair, hdp_ranks, memory_parts, memory_rows, memo
 
 
 def memory_page(job: Job, found: Estimate, fitting: Sequence[Pair] = (), refused: str | None = None) -> Page:
-    """Build the page of an estimate. `fitting` is what would fit, and `refused` why the job does not."""
+    """Build the page of an estimate. `fitting` are sizes that fit, and `refused` the reason if the job does not fit."""
     config = job.config
     ranks = hdp_ranks(job.settings.ranks, config.parallel.tp, config.parallel.pp)
     head = [

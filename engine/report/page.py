@@ -17,7 +17,7 @@ from engine.report.words import Pair
 class Figure:
     """A picture as SVG text, for a wide page and for a narrow one. If both are empty, the caption says why.
 
-    Two pictures that are `half` as wide as the page are beside each other. They have one size, in `wide`.
+    Two pictures that are `half` as wide as the page are next to each other. They have only one size, in `wide`.
     """
 
     title: str

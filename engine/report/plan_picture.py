@@ -66,7 +66,7 @@ def plan_picture(plan: StepPlan, settings: PlanSettings) -> str:
 
 
 def _caption(plan: StepPlan, found: Boxes) -> str:
-    """What the planner does with the sequences of the step, and how long that takes."""
+    """Describe how the planner distributes the sequences of the step, and the time of the step."""
     largest, whole = int(plan.degrees.max()), unsplit_share(plan)
     if largest == 1:
         what = "each sequence on one rank"

@@ -1,4 +1,4 @@
-"""The page of a run: its loss and other metrics, one measured step, and what was run on which hosts."""
+"""The page of a run: its loss and other metrics, one measured step, its hosts and versions."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def table(run: RunData) -> list[Pair]:
 
 
 def about(run: RunData) -> Table:
-    """What was trained on, where, and with what."""
+    """The documents, hosts and versions of a run."""
     config, summary = run.config, run.summary
     documents = summary.get("documents")
     counts = "" if documents is None else f": {counted(int(documents), 'document')}"

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 class Size:
     """Width and font size in CSS pixels. Pictures are drawn in two sizes: shrunk text would be hard to read.
 
-    Of a picture with many places whose values a pointer shows, `values` are shown.
+    `values` is the number of places that show their values on hovering, in a picture with many.
     """
 
     name: str
@@ -105,7 +105,7 @@ _STYLE: dict[str, Any] = {
     "figure.constrained_layout.use": True,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
-    "text.parse_math": False,  # $ in a name is no formula
+    "text.parse_math": False,  # a $ in a name does not begin a formula
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": INK,
@@ -133,9 +133,9 @@ def palette() -> str:
 def draw(alt: AltText, size: Size, height: float, paint: Callable[[Axes], Sequence[Mark]]) -> str:
     """Draw a chart and return it as an `<svg>` element that scales to the width of its parent.
 
-    `paint` draws on matplotlib axes, and returns texts that a browser shows over places of the chart. The picture is
-    `height` pixels high, plus any further rows of its legend. The same input gives the same text, whatever the user's
-    matplotlib settings are.
+    `paint` draws on matplotlib axes, and returns texts that a browser shows when hovering over places of the chart. The
+    picture is `height` pixels high, plus any further rows of its legend. The same input gives the same text, whatever
+    the user's matplotlib settings are.
     """
     with style.context(["default", _STYLE | {"font.size": size.font}]):
         figure = Figure(figsize=(size.width / 72, height / 72), dpi=72)  # one point is one pixel

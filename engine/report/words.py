@@ -35,7 +35,7 @@ def short_seconds(seconds: float) -> str:
 
 
 def long_seconds(seconds: float) -> str:
-    """Format a duration as people say it: 42 s, 7 min 5 s, 3 h 20 min, 2 d 4 h."""
+    """Format a duration in words: 42 s, 7 min 5 s, 3 h 20 min, 2 d 4 h."""
     for unit, name, smaller, less in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if round(seconds) >= unit:
             whole, rest = divmod(round(seconds / smaller) * smaller, unit)
@@ -44,7 +44,7 @@ def long_seconds(seconds: float) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Format the value of a config; one that a config does not have is a dash."""
+    """Format the value of a config; a missing value is a dash."""
     return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 

@@ -77,7 +77,7 @@ class ZeroEngine:
     def forward(self, tokens: Tensor, positions: Tensor, labels: Tensor, attention: AttentionContext) -> Any:
         """Compute the summed loss of one micro-batch, a scalar. `tokens`, `positions` and `labels` are int64 [T].
 
-        In a pipeline it returns what the stage's model does.
+        In a pipeline it returns the output of the stage's model.
         """
         return self._engine(tokens, positions, labels, attention)
 

@@ -1,7 +1,7 @@
 """Tells DeepSpeed which parameters are those of experts, and which ranks store the same ones.
 
-DeepSpeed finds a mixture of experts by modules of its own class `MoE`, its parameters by two marks, and their groups of
-ranks in tables by name. Gradients of experts are then summed over the ranks that store the same experts, and their
+DeepSpeed recognises a mixture of experts by modules of its class `MoE`, its parameters by two marks, and their groups
+of ranks in tables by name. Gradients of experts are then summed over the ranks that store the same experts, and their
 states are sharded over these ranks.
 """
 

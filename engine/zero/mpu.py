@@ -17,7 +17,7 @@ from engine.parallel.axes import Axes
 
 
 class ModelParallelUnit:
-    """What DeepSpeed 0.19 asks of an `mpu`."""
+    """The methods that DeepSpeed 0.19 calls on an `mpu`."""
 
     def __init__(self, axes: Axes) -> None:
         self._axes = axes
@@ -94,7 +94,7 @@ def sum_copies(model: nn.Module, axes: Axes, bf16: bool) -> None:
 
 
 def _gradient(parameter: nn.Parameter, bf16: bool) -> Tensor:
-    """The gradient that ZeRO-1 has accumulated: BF16_Optimizer keeps it in fp32 beside the parameter."""
+    """The gradient that ZeRO-1 has accumulated: BF16_Optimizer stores it in fp32 as an attribute of the parameter."""
     gradient: Tensor | None = parameter._hp_grad if bf16 else parameter.grad  # type: ignore[attr-defined]
     assert gradient is not None
     return gradient

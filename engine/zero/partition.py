@@ -1,4 +1,4 @@
-"""Where the elements of each parameter lie in the flat tensors of the ranks: fp32 master weights, moments.
+"""Where the elements of each parameter are in the flat tensors of the ranks: fp32 master weights, moments.
 
 DeepSpeed stores the parameters of a group (of a sub-group in stage 3) in one flat tensor per rank:
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """Where one parameter lies: element e is on rank `(first + e) // length`, at `base + (first + e) % length`."""
+    """Where one parameter is stored: element e is on rank `(first + e) // length`, at `base + (first + e) % length`."""
 
     group: int  # index of the flat tensor on each rank
     size: int  # elements of the parameter

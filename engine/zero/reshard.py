@@ -26,7 +26,7 @@ def load_resharded(engine: Any, saved: SavedStates, stage: int, axes: Axes | Non
 
     `axes` are the groups of this rank; None if every rank has the whole model.
 
-    Allocates the moments, and nothing else but what the low-precision weights take while they are gathered.
+    Allocates only the moments, and temporary memory while the low-precision weights are gathered.
     """
     optimizer, group = engine.optimizer, axes.hdp if axes else None
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)

@@ -65,7 +65,7 @@ class Snapshot(TorchCheckpointEngine):
         raw, at, copies = memory.numpy(), 0, {}
         with torch.no_grad():
             for identity, tensor in tensors.items():
-                # Each copy gets a storage of its own: torch.save writes whole storages.
+                # Each copy gets a separate storage, because torch.save writes whole storages.
                 held = raw[at : at + tensor.nbytes]
                 flat = torch.frombuffer(held, dtype=tensor.dtype) if len(held) else torch.empty(0, dtype=tensor.dtype)
                 copies[identity] = flat.view(tensor.shape).copy_(tensor, non_blocking=True)

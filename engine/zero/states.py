@@ -8,8 +8,8 @@ The table shows which files contain the weights in the run's dtype, and the fp32
 | 1 or 2, bf16 | model states | optimizer states |
 | 3 | not stored: round the master weights | optimizer states |
 
-`partition.py` says where a parameter lies in the optimizer states of the HDP ranks. With tensor and pipeline
-parallelism each device of an HDP rank has such files of its own, of the part of the model that it stores.
+`partition.py` computes where a parameter is in the optimizer states of the HDP ranks. With tensor and pipeline
+parallelism, each device of an HDP rank writes such files for the part of the model that it stores.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from engine.models.split import dim_of, runs
 from engine.zero.partition import places
 
 MASTER = "master"  # the key of the fp32 master weights among the states of a parameter
-_STEP = "step"  # that of the optimizer's count of updates, which is no tensor like the parameter
+_STEP = "step"  # the key of the optimizer's count of updates, which does not have the shape of the parameter
 # DeepSpeed's names of the flat master weights, and of the state of the optimizer that updates them.
 _STAGE_1_OR_2 = "single_partition_of_fp32_groups", "base_optimizer_state"
 _STAGE_3 = "fp32_flat_groups", "optimizer_state_dict"
 _MODEL = "zero/mp_rank_{:02d}_model_states.pt"
 _SHARED = "zero/zero_pp_rank_0_mp_rank_{:02d}_model_states.pt"  # stage 3: names, shapes and buffers
 _OPTIMIZER = re.compile(r"(bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
-_TIED = {"head.weight": "embedding.weight"}  # what a tied weight's copy is a copy of
+_TIED = {"head.weight": "embedding.weight"}  # copy of a tied weight -> the weight
 _MESH = "mesh"  # the key of `Written` in the files of model states; older ones have none
 
 
@@ -91,7 +91,7 @@ class _Device:
         }
         self._files = {int(match[2]): path for match, path in matches.items() if int(match[3]) == number}
         self._opened: dict[int, list[dict[str, Any]]] = {}
-        # Rank 0 stores no padding, unless it stores all elements of a group; then the length does not matter.
+        # Rank 0 stores no padding, unless it stores all elements of a group; then the length is not needed.
         lengths = [len(flat[MASTER]) for flat in self._states(0)]
         groups = [{name: size.numel() for name, size in group.items()} for group in model["param_shapes"]]
         self._places = places(groups, lengths, self.stage, len(self._files))
@@ -133,7 +133,7 @@ class _Device:
 class SavedStates:
     """The model states of a checkpoint of any mesh: buffers, fp32 master weights and the optimizer's states.
 
-    A process reads only the bytes that it asks for. It opens the files of the other HDP ranks only if it needs them.
+    A process reads only the bytes that it requests. It opens the files of the other HDP ranks only if it needs them.
     """
 
     def __init__(self, checkpoint: Path, table: Parameters) -> None:
@@ -154,7 +154,7 @@ class SavedStates:
         self.ranks, self.stage = devices[0].ranks, devices[0].stage
 
     def keys(self, name: str) -> list[str]:
-        """Return the keys of the states of a parameter: of the master weight, and of what the optimizer keeps."""
+        """Return the keys of the states of a parameter: the master weight, and the states of the optimizer."""
         return [key for key in self._of_group(name) if key != _STEP]
 
     def step(self, name: str) -> int | None:
@@ -171,7 +171,7 @@ class SavedStates:
         """Copy elements of a parameter's state `key`, beginning with the element `start`, into the 1-D tensor `out`.
 
         Elements are counted in the flattened slice of device `tp_rank` of `tp`. Those that pad the vocabulary stay as
-        they are. The copy of a tied weight on the last stage may have no entry of its own; then it is the embedding.
+        they are. The copy of a tied weight on the last stage may have no separate entry; then it is the embedding.
         """
         found = name if name in self._devices else _TIED.get(name, name)
         for run in runs(self.table[found], start, start + len(out), (tp, tp_rank), self._tp):

@@ -83,7 +83,7 @@ class _Cudnn:
 
 @lru_cache(maxsize=1024)
 def _divided(call: Call, by_cudnn: tuple[tuple[int, int], ...]) -> tuple[_Part, ...]:
-    """Divide a call into the sequences start .. stop - 1 of each pair in `by_cudnn`, and what is between them.
+    """Divide a call into the sequences start .. stop - 1 of each pair in `by_cudnn`, and the sequences between them.
 
     Cached, because all layers of a micro-batch make the same calls.
     """

@@ -9,8 +9,8 @@ PyTorch gives cuDNN dense batches only, if keys are shared by query heads. In a 
 each run of equal ones is such a batch, and needs a separate kernel call. Where a run saves less than this costs, it is
 not counted.
 
-The forward and the backward pass have plans of their own, and so have the threads that run them: autograd's thread runs
-the backward pass, and the forward pass of recomputed layers. All layers of a model share their shapes.
+The forward and the backward pass have separate plans, as do the threads that run them: autograd's thread runs the
+backward pass, and the forward pass of recomputed layers. All layers of a model share their shapes.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def cudnn_computes(run: Run, causal: bool) -> bool:
 
     If the call is not causal, cuDNN's backward pass returns NaN on Hopper (seen with 9.19; reported up to 9.26): dq for
     keys = 64 modulo 128 and a log-sum-exp below -88.7 (pytorch#196678, cudnn-frontend#628); dk and dv for one query and
-    a negative log-sum-exp (cudnn-frontend#1072). It refuses causal calls of one query and one key. We exclude all calls
+    a negative log-sum-exp (cudnn-frontend#1072). It rejects causal calls of one query and one key. We exclude all calls
     with fewer than 64 queries, half a tile of the kernel.
     """
     return run.queries >= 64 and (causal or run.keys % 128 != 64)

@@ -84,7 +84,7 @@ class LocalAttention:
         self._lengths = [stop - start for start, stop in pairwise([*starts, len(positions)])]
 
     def at(self, layer: int) -> LocalAttention:
-        """Return the same function: all layers attend alike."""
+        """Return this function for every layer."""
         return self
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class LocalAttention:
         return counts
 
     def slices(self) -> list[SliceOfShard]:
-        """Return none: sequences run whole."""
+        """Return no shards: sequences do not run in slices."""
         return []
 
 

@@ -1,7 +1,7 @@
 """Initialises a model on its device, each process only the weights that it stores.
 
-The weights are the same for every number of processes and every ZeRO stage: each block of a parameter has random
-numbers of its own, from a generator that is seeded with the run's seed, the parameter's name and the block's number.
+The weights are the same for every number of processes and every ZeRO stage: the random numbers of each block of a
+parameter come from a generator that is seeded with the run's seed, the parameter's name and the block's number.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def initialise(
 ) -> None:
     """Initialise a model as LLaMA does: matrices from a normal distribution with standard deviation 0.02, norms with 1.
 
-    Random numbers are generated in float32 on `device`. The same seed gives other weights on a GPU than on a CPU, and
-    on another model of GPU, because PyTorch distributes random numbers over as many threads as a GPU has.
-    `stored` returns the part of a parameter that this process stores. The weights of a part of a model are slices of
-    those that the whole model gets.
+    Random numbers are generated in float32 on `device`. The weights of a seed are different on a GPU and on a CPU, and
+    on different models of GPU, because PyTorch distributes random numbers over as many threads as a GPU has. `stored`
+    returns the part of a parameter that this process stores. The weights of a part of a model are slices of those that
+    the whole model gets.
     """
     generator, norms = torch.Generator(device), norm_weights(model)
     part: Part | None = getattr(model, "part", None)
@@ -88,7 +88,7 @@ def initialise(
         # A slice along dim 0 is contiguous in the whole parameter, so only its start is different on each device.
         if part is not None and dim == 0:
             start, size = start + part.tp_rank * size, size * part.tp
-            if "layers." not in name:  # the end of the vocabulary is padded with rows of zeros
+            if "layers." not in name:  # the vocabulary is padded with rows of zeros
                 size = model_shape.vocab * shape[1]
                 values[max(0, size - start) :].zero_()
                 values = values[: max(0, size - start)]

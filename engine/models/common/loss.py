@@ -77,7 +77,7 @@ def candidates(device: torch.device, dtype: torch.dtype) -> list[Candidate[HeadL
     on_gpu, narrow = device.type == "cuda", dtype not in (torch.float32, torch.float64)
     test = partial(fault, device=device, dtype=dtype)
     # PyTorch's implementation (2.13) sums the loss and the weight's gradient in the dtype of its inputs: in bf16 the
-    # sum over 3,000 tokens was off by 0.7 %. On a CPU it is no faster than ours, and its first call takes seconds to
+    # sum over 3,000 tokens was off by 0.7 %. On a CPU it is not faster than ours, and its first call takes seconds to
     # import 800 modules.
     unsupported = f"accumulates in {dtype}" if narrow else None
     if not hasattr(nn, "LinearCrossEntropyOptions"):

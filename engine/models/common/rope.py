@@ -61,7 +61,7 @@ def frequencies(shape: Model, device: torch.device | None = None) -> Tensor:
 def attention_factor(rope: Rope) -> float:
     """Return the factor by which YaRN multiplies cos and sin (Peng et al. 2023, section 3.4); 1 for other scalings.
 
-    An explicit `rope.attention_factor` is returned as it is. With `mscale` and `mscale_all_dim`, the factor is a ratio
+    An explicit `rope.attention_factor` is returned unchanged. With `mscale` and `mscale_all_dim`, the factor is a ratio
     of two such factors, as in DeepSeek's models.
     """
     if rope.kind != "yarn":
@@ -81,6 +81,6 @@ def _pair_that_turns(times: float, shape: Model) -> float:
 
 
 def _given(value: float | None) -> float:
-    """Return `value` as a float: `engine/config/checks.py` has made sure that it is not None."""
+    """Return `value` as a float; `engine/config/checks.py` ensures that it is not None."""
     assert value is not None
     return value

@@ -29,7 +29,7 @@ def in_tiles(part: Part, x: Tensor, tile: int, weights: Iterable[nn.Parameter]) 
 
 
 class _Kept(torch.autograd.Function):
-    """Saves the input in an operation of its own, before the tiles.
+    """Saves the input in a separate operation, before the tiles.
 
     When a layer is recomputed, PyTorch stops at the last tensor that was saved. Here that tensor is the input of the
     tiles, so recompute does not run them, and each tile is computed twice instead of three times.

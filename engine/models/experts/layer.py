@@ -58,7 +58,7 @@ class Route(Protocol):
     """Moves tokens to the rows of their experts, and back.
 
     `collect` is the transpose of `spread`, so each is the gradient of the other. Autograd's own gradient of indexing is
-    slower and not deterministic, because it adds rows in an order of its own.
+    slower and not deterministic, because it adds rows in an unspecified order.
     """
 
     counts: Tensor  # int64, the rows of each expert of this device
