@@ -59,7 +59,7 @@ def locked_part(folder: int, name: str) -> Iterator[None]:
     done.
 
     It only saves work. On a network file system whose locks are seen by one host alone, several hosts may pack a block:
-    each in a draft of its own, and all get the same files.
+    each in a separate draft, and all get the same files.
     """
     lock = inside(folder) / f"{name}.lock"
     with files.locked(lock, _mode(folder)):  # shared: if this process is killed, another user's can lock it
@@ -146,7 +146,7 @@ def remove_part(cache: int, part: str) -> None:
         entered(cache, part[:2]) as folder,
         locked_part(folder, part),
     ):  # no process writes these files; they may be read
-        for ending in ENDINGS:  # the index first, which says that all is there
+        for ending in ENDINGS:  # the index first, which marks the file as complete
             (inside(folder) / f"{part}{ending}").unlink(missing_ok=True)
         remove_drafts(folder, part)
 

@@ -26,14 +26,14 @@ from engine.data.sources.urls import is_url
 from engine.errors import ConfigError, DataError
 from engine.run.folder import RunFolder
 
-_HEAD = 1 << 20  # bytes of a file that are looked at: a line of JSON may be long
-# Files that lie beside documents and say what they are
+_HEAD = 1 << 20  # bytes of a file that are examined: a line of JSON may be long
+# Files that describe the documents next to them
 _BESIDE = re.compile(r"(?i)^(readme|licen[sc]e|notice|citation|changelog)|\.(md|json|ya?ml)$")
 _OTHER = "other"  # what no format reads: images, or the tokens of a token file
 
 
 class Choice(NamedTuple):
-    """A format, the overrides that choose it, and what was found, for a line."""
+    """A format, the overrides that choose it, and a description of the documents, for a message."""
 
     format: str
     overrides: list[str]
@@ -45,10 +45,10 @@ def with_format(
 ) -> list[str]:
     """Add those that choose the format of documents to overrides of `load` that set `data.path`, but no `data=`.
 
-    `say` gets a line with what was chosen. The run in the run folder keeps its format as long as `data.path` stays,
-    whatever is there by now. That folder is `run.out`, or for a process of a job (`of_job`) runs/RECIPE. A path that
-    does not exist gets no format: what reads it reports that. Raises ConfigError if the content does not decide, and
-    DataError if it cannot be read, or is JSON, but not JSON lines.
+    `say` gets a line with what was chosen. The run in the run folder keeps its format as long as `data.path` is the
+    same, even if the files have changed. That folder is `run.out`, or for a process of a job (`of_job`) runs/RECIPE. A
+    path that does not exist gets no format: reading it reports the error. Raises ConfigError if the content does not
+    decide, and DataError if it cannot be read, or is JSON, but not JSON lines.
     """
     try:
         config = load(overrides, rules=False)
@@ -72,7 +72,7 @@ def _of_run(folder: RunFolder, data: schema.Data, pattern: str | None) -> Choice
     """Return the format of the run in the folder, if it has the same documents."""
     try:
         before = read_resolved(folder.resolved).data
-    except (ConfigError, OSError):  # there is none, or none of this version
+    except (ConfigError, OSError):  # no run, or one that this version cannot read
         return None
     if before.sources or [*map(os.path.realpath, before.paths)] != [*map(os.path.realpath, data.paths)]:
         return None
@@ -83,7 +83,7 @@ def _of_run(folder: RunFolder, data: schema.Data, pattern: str | None) -> Choice
 def choose(data: schema.Data, pattern: str | None = None) -> Choice | None:
     """Choose a format by the files at `data.path`; of a folder, by those that match `pattern` if it is set.
 
-    None if nothing is there. Raises ConfigError if there are files of several formats.
+    None if no file exists there. Raises ConfigError if there are files of several formats.
     """
     chosen = [_choose(path, pattern) for path in data.paths]
     found = [one for one in chosen if one is not None]
@@ -131,7 +131,7 @@ def _tokens(prefix: str) -> Choice:
 def _of_file(path: str) -> Choice:
     """Choose the format of a single file. A text is a folder with one document."""
     if not is_url(path):
-        with reading(path):  # refuses a named pipe, whose name says nothing
+        with reading(path):  # rejects a named pipe, which has no suffix of a format
             pass
     format = _format(path)
     if format == "jsonl":
@@ -154,7 +154,7 @@ def _of_files(path: str, root: str, names: Sequence[str], globbed: bool) -> Choi
             formats[suffix] = _format(posixpath.join(root, name))
         kinds.setdefault(formats[suffix], []).append(name)
 
-    # What lies beside rows says what they are; beside texts it is one of them.
+    # A README or a JSON file next to rows describes them; next to texts it is a text itself.
     rows = {one: found for one, found in kinds.items() if one not in ("folder", _OTHER)}
     beside = all(_BESIDE.search(posixpath.basename(name)) for name in kinds.get("folder", ()))
     if len(rows) > 1 and "jsonl" in rows and all(_BESIDE.search(posixpath.basename(name)) for name in rows["jsonl"]):
@@ -228,13 +228,13 @@ def _format(path: str) -> str:
     except DataError as error:
         if isinstance(error.__cause__, OSError):
             raise
-        return _by_suffix(path) or _OTHER  # what reads it says what is wrong
+        return _by_suffix(path) or _OTHER  # reading it reports the error
     found = recognise(head)
     if found is not None:
         return found.format if found.format in FORMATS else "tokens" if "token file" in found.says else _OTHER
     named = _by_suffix(path) == "jsonl" and head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[", b"")
     if named or is_json_lines(head, path) or is_json_array(head):
-        return "jsonl"  # which refuses an array, and says how to write it
+        return "jsonl"  # which rejects an array, with the command that converts it
     return "folder"
 
 

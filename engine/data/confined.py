@@ -1,4 +1,4 @@
-"""Calls functions that run code of others, such as chat templates, in a process with little memory and time.
+"""Calls functions that run code from others, such as chat templates, in a process with limits on memory and time.
 
 A loop of 10^10 rounds, or a text of 10^10 characters, then ends that process and not this one. It is started at the
 first call, serves all calls of this process one after the other, and ends with it. A call costs about .1 ms.
@@ -150,7 +150,7 @@ def _answer(request: bytes, memory: int) -> tuple[bytes, bool]:
         return failed(f"needs more than {memory >> 20:,} MiB of memory", survives=False)
     except RecursionError:
         return failed("calls itself too often, or is too deep")
-    except BaseException as error:  # a panic of a Rust library is no Exception
+    except BaseException as error:  # a panic of a Rust library is not an Exception
         return failed(f"fails: {type(error).__name__}: {error}", isinstance(error, Exception))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -220,7 +220,7 @@ class TextCorpus:
 
 
 def _absolute(block: Block) -> list[str]:
-    """Return the paths of a block's files in one way of writing; URLs as they are."""
+    """Return the normalised paths of a block's files; URLs unchanged."""
     return [path if path.startswith("/") or is_url(path) else str(Path(path).absolute()) for path in block.files]
 
 

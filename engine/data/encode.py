@@ -13,8 +13,8 @@ from engine.errors import DataError
 def encode(document: Document, tokenizer: Tokenizer) -> tuple[Ids, NDArray[np.bool_] | None]:
     """Return the ids of a document, int32 [n], none for an empty one, and which count as labels, [n]; None: all.
 
-    Texts get BOS and EOS; token ids stay as they are; chats have what the chat template writes. Raises DataError, which
-    names the place, for a document that cannot be used, and for ids that the tokenizer does not have.
+    Texts get BOS and EOS; token ids are unchanged; chats have the tokens that the chat template writes. Raises
+    DataError, which names the place, for a document that cannot be used, and for ids that the tokenizer does not have.
     """
     if document.problem is not None:
         raise document.problem

@@ -43,7 +43,7 @@ class Shown:
     inputs: int | None  # of the document; None if it is not the one of the step
     loss_tokens: int  # of the sequence
     ids: list[int]  # the first tokens
-    counted: list[bool]  # which of them are labels that count in the loss; the first one is no label
+    counted: list[bool]  # which of them are labels that count in the loss; the first one is not a label
     text: list[Piece]
 
     def to_json(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _tokenizer(corpus: Corpus, config: Config) -> Tokenizer | None:
         return corpus.texts.tokens.open()
     tokenizer = Tokens.of(source_configs(config.data)[corpus.name]).open()
     facts = corpus.facts if isinstance(corpus, TokenCorpus) else None
-    if facts is None:  # `bytes` is what a config has that names no tokenizer
+    if facts is None:  # `bytes` is the default, of a config that names no tokenizer
         return None if tokenizer.kind == "bytes" else tokenizer
     return tokenizer if tokenizer.fingerprint == facts.fingerprint else None
 
@@ -150,7 +150,7 @@ def decode(tokenizer: Tokenizer | None, ids: NDArray[np.integer], counted: NDArr
             text, first = marked[int(ids[start])], stop
         else:
             assert tokenizer is not None
-            # Together with what comes before, because libraries remove a space before the first token.
+            # Together with the tokens before, because libraries remove a space before the first token.
             before = tokenizer.decode(tokens[first:start]) if start > first else ""
             text = tokenizer.decode(tokens[first:stop])
             text = text.removeprefix(before) if text.startswith(before) else tokenizer.decode(tokens[start:stop])

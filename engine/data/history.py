@@ -107,7 +107,7 @@ class History:
         return self._traced([(rows, self.ledger.shards(step), np.arange(len(rows)))])
 
     def trace_document(self, document: str) -> tuple[list[Traced], str | None]:
-        """Return the sequences of a document in all finished steps of the ledger, and if there are none, the reason.
+        """Return the sequences of a document in all finished steps of the ledger; without any, also the reason.
 
         `document` is SOURCE:BLOCK:NUMBER, or a place; that of a file with several documents stands for all of them.
         Raises ConfigError if there is no such document, DataError if a file cannot be read, StorageError as `at_place`.

@@ -8,13 +8,13 @@
             documents-00000001.bin   ... of steps 1001 .. 2000
             replaced.bin             rows of steps that were run before the run went back, until they are run again
 ```
-It is only appended to, except that a step that is run again replaces the steps from it on. Then documents must have the
-same contents as before; a run that begins at step 1 again has a new ledger. The oldest files are removed when all
-together exceed a limit.
+Steps are only appended, except that a repeated step replaces the steps from it on. Then documents must have the same
+contents as before; a run that begins at step 1 again has a new ledger. The oldest files are removed when all together
+exceed a limit.
 
 A step is written before its metrics, so a step with metrics is complete; the rows of a later one may not be. Hashes are
-not synced, so after a power loss the last steps may have none; nor have those of earlier versions. A step without a
-hash is not checked.
+not synced, so after a power loss the last steps may have none; neither have ledgers of earlier versions. A step without
+a hash is not checked.
 
 Letters: S sequences of a step, H shards of all sequences.
 """
@@ -64,7 +64,7 @@ Rows = NDArray[np.void]
 
 
 class Ledger:
-    """The ledger in a folder. One process writes it; others may read it meanwhile."""
+    """The ledger in a folder. One process writes it; others may read it at the same time."""
 
     def __init__(self, folder: Path, sources: Sequence[str] = (), limit: int = LIMIT) -> None:
         """Open a ledger. `sources` are the names of the sources by their number in tables, for a process that writes.
@@ -194,7 +194,7 @@ class Ledger:
     def _read(self, kind: str, number: int) -> Rows:
         """Read the rows of a file; none if there is no file.
 
-        Leaves out what a crash may have written at its end: an incomplete row or, after a power loss, any bytes.
+        Excludes data that a crash may have left at its end: an incomplete row or, after a power loss, any bytes.
         """
         if not self._is_known:
             self._is_known = bool(self.sources)  # raises DataError if a newer version wrote the ledger
@@ -211,8 +211,8 @@ class Ledger:
     def _begin(self, step: int) -> None:
         """Look up the numbers of the sources, and the rows of steps from `step` on that are run again.
 
-        They are kept in a file of their own: if the run goes back once more before they all have been run again, those
-        that are left are still compared.
+        These rows are stored in a separate file. If the run goes back again before all of these steps have been
+        repeated, the remaining rows are still compared.
         """
         # A source keeps its number when sources are added or left out, because earlier rows contain it.
         self.folder.mkdir(exist_ok=True)
@@ -230,8 +230,8 @@ class Ledger:
                     continue
                 rows, shards, hashes = (self._read(kind, number) for kind in _KINDS)
                 sound = [step for step in np.unique(rows["step"]).tolist() if _matches(rows, hashes, "documents", step)]
-                rows = rows[np.isin(rows["step"], sound)]  # damaged ones say nothing about the documents
-                if len(shards):  # those of a last step without shards may be what a power loss has left
+                rows = rows[np.isin(rows["step"], sound)]  # damaged rows are not evidence of other contents
+                if len(shards):  # rows of a last step without shards may be remains of a power loss
                     last = max(last, int(shards["step"][-1]))
                     first, stop = np.searchsorted(rows["step"], [step, last + 1])
                     file.write(rows[first:stop].tobytes())

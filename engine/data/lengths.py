@@ -32,7 +32,7 @@ _DRAWN = 1 << 20  # documents to draw from a mix
 _SHOWN, _MOST_WRONG = 10, 10_000  # invalid lines that an error lists, and that are counted
 _LONGEST_LINE = 1 << 16  # bytes
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-_MOST = 2**32  # tokens; larger numbers are refused as mistakes
+_MOST = 2**32  # tokens; larger numbers are errors
 
 
 def step_lengths(config: Config, steps: int, say: Say = lambda line: None) -> Iterator[Ints]:
@@ -83,7 +83,7 @@ def document_lengths(
 
     The key is the name of the source; of a file or a mix, that of `lengths`. With `sample`, about that many documents
     are read from each source or drawn; a file of lengths refuses it with a ConfigError. `progress` is called with the
-    fraction of the scan that is done, `say` with lines about what is read. Raises DataError for a source that cannot be
+    fraction of the scan that is done, `say` with lines about the source. Raises DataError for a source that cannot be
     used.
     """
     source = config.lengths
@@ -164,7 +164,7 @@ def _read_text(path: Path) -> Ints:
     lengths: list[int] = []
     wrong: list[Problem] = []
     with reading(path) as file:
-        # A line of another file may be as long as the file.
+        # A file of another format may be one long line.
         for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), start=1):
             text = line.removeprefix(BOM_UTF8).split(b"#", 1)[0].strip()
             if not text:
@@ -203,7 +203,7 @@ def _read_array(path: Path) -> Ints:
 
 
 def _fault(text: bytes) -> str | None:
-    """Return what is wrong with a length, or None if it is valid."""
+    """Return the error in a length, or None if it is valid."""
     digits = text.removeprefix(b"-")
     if not digits.isdigit():
         return f"{text[:40].decode('utf-8', 'replace')!r} is not a whole number of tokens"

@@ -158,8 +158,8 @@ def tokenizer_facts(data: schema.Data) -> Mapping[str, Any] | None:
 def _check_tokenizer(corpora: Sequence[Corpus], data: schema.Data) -> None:
     """Raise DataError if `data.tokenizer` did not make the tokens of a token file.
 
-    `bytes` is what a config has that names no tokenizer. It is accepted, unless texts are encoded with it, too. Nothing
-    is known of the token file of another tool.
+    `bytes`, the default, means that the config names no tokenizer. It is accepted, unless texts are encoded with it,
+    too. Nothing is known of the token file of another tool.
     """
     if data.tokenizer == BYTES and not any(isinstance(corpus, TextCorpus) for corpus in corpora):
         return

@@ -53,10 +53,10 @@ def pack(
 ) -> Facts:
     """Write the documents of a source as PREFIX.bin, .idx, .hash, .blocks and .json, with `workers` processes.
 
-    None uses all cores. `say` gets the lines of `notes`. Parts that an
-    interrupted call has written are used again. A token file at PREFIX is replaced if it has the same documents, which
-    may have grown; it stays as it is until the new one is complete. Raises ConfigError if it has others, DataError for
-    an invalid document or if none has text, StorageError if writing fails or another process is packing the same file.
+    None uses all cores. `say` gets the lines of `notes`. Parts that an interrupted call has written are used again. A
+    token file at PREFIX is replaced if it has the same documents, which may have grown; it stays unchanged until the
+    new one is complete. Raises ConfigError if it has others, DataError for an invalid document or if none has text,
+    StorageError if writing fails or another process is packing the same file.
     """
     # Checked before hours of packing instead of when the files are replaced.
     tokens = Tokens.of(data)
@@ -91,7 +91,7 @@ def pack(
 
 
 def _source(data: schema.Data) -> dict[str, str]:
-    """Return what names the documents of a source: keys of `data` and their values, with absolute paths."""
+    """Return the keys of `data` that identify the documents of a source, and their values, with absolute paths."""
     paths = [path if is_url(path) or path in BUILT_IN else os.path.realpath(path) for path in data.paths]
     path = paths[0] if isinstance(data.path, str) else f"[{','.join(paths)}]"
     named = {
@@ -107,7 +107,7 @@ def _source(data: schema.Data) -> dict[str, str]:
 def _refuse_other(prefix: Path, data: schema.Data, fingerprint: str) -> None:
     """Raise ConfigError if PREFIX is a token file of other documents, another tokenizer, or another tool.
 
-    One that was not finished is none.
+    An incomplete one does not count.
     """
     index = Path(f"{prefix}.idx")
     if not index.exists():
@@ -129,7 +129,7 @@ def _refuse_other(prefix: Path, data: schema.Data, fingerprint: str) -> None:
 
 
 def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: Tokenizer, data: schema.Data) -> Facts:
-    """Join the token files of all blocks, and write what is known about them."""
+    """Join the token files of all blocks, and write their facts."""
     quarantine, empty, broken, first = Quarantine(quarantine_path(prefix)), 0, 0, [0]
     # Identifies the documents and their order: the hashes decide which of them are for validation, the blocks in which
     # order they come.

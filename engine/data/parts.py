@@ -1,4 +1,4 @@
-"""Packs the documents of a block into a token file of its own, a part: every document is read and tokenized once.
+"""Packs the documents of a block into a separate token file, a part: every document is read and tokenized once.
 
 The name of a part depends on its contents alone. Any process may therefore pack a block, and packing continues after an
 interruption with the blocks that are missing. Training packs the blocks that it needs next (loaders.py).
@@ -86,7 +86,7 @@ def pack_blocks(
 
 
 def pack_block(tokens: Tokens, folder: Path, block: Block, wait: bool = True) -> bool:
-    """Write the token file of a block, unless it is there already. It is `part_path(...)`. Returns whether it is there.
+    """Write the token file of a block, `part_path(...)`, unless it exists. Returns whether it exists afterwards.
 
     While another process packs the same block, wait for it; if that process ends before it has finished, pack the block
     here. Without `wait`, return False at once. Raises DataError for a document that cannot be used, StorageError if
@@ -127,7 +127,7 @@ class Broken(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """What the token file of a block does not contain, and whether it has a mask."""
+    """The documents that the token file of a block leaves out, and whether it has a mask."""
 
     empty: list[int]  # numbers, among all documents of the block, of those without any token to predict
     broken: list[Broken]
@@ -140,7 +140,7 @@ class LeftOut(NamedTuple):
 
 
 def read_left_out(part: Path) -> LeftOut:
-    """Read what the token file of a block does not contain. Raises DataError if the file is damaged."""
+    """Read which documents the token file of a block leaves out. Raises DataError if the file is damaged."""
     try:
         found = read_object(facts_path(part), LARGE)
         return LeftOut(found["empty"], [Broken(*one) for one in found["broken"]], found["masked"])
@@ -160,7 +160,7 @@ def is_packed(part: Path) -> bool:
 
 
 def _write_block(tokens: Tokens, block: Block, part: Path) -> None:
-    """Write the token file of a block, with hashes of its documents and what was left out."""
+    """Write the token file of a block, with hashes of its documents and a list of those left out."""
     tokenizer, left_out, in_row = tokens.open(), LeftOut([], []), 0
     hashes, masked = list[bytes](), False
     with TokenWriter(part, token_dtype(tokenizer.vocabulary)) as writer:

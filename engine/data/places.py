@@ -40,7 +40,7 @@ class Known(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a document is. `place` is None if it cannot be found, and `problem` says why, or that it has changed."""
+    """Where a document is. `place` is None if it cannot be found. `problem` is the reason, or that it has changed."""
 
     place: str | None
     problem: str | None = None
@@ -158,7 +158,7 @@ def _not_trained(corpus: Corpus, block: int, document: int) -> str | None:
 def _ordinals(blocks: Sequence[Block], place: str) -> Iterator[tuple[int, int | None]]:
     """Yield the block and the number, among all documents of the block, of each document at a place.
 
-    None in place of the number stands for all documents of the block: the place is a file with several documents.
+    None instead of the number means all documents of the block: the place is a file with several documents.
     """
     forms = "|".join(form.inside for form in FORMATS.values() if form.inside)
     inside, wanted = (

@@ -16,7 +16,7 @@ from engine.job import Job
 from engine.units import Floats, Ints
 
 _K = 1024
-_ROUNDING = 1e-12  # relative error of sums of counts, which are no integers in a mixture
+_ROUNDING = 1e-12  # relative error of sums of counts, which are not integers in a mixture
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 
 

@@ -47,11 +47,11 @@ def scaled(
     """Return the config for documents named without a recipe (`is_without_recipe`), and the lengths that decide it.
 
     The recipe is that of the smallest cluster whose context holds the longest document; the context is the power of two
-    that does. Values that overrides set stay. `say` gets the lines of `document_lengths`, and one with what was chosen.
-    Raises ConfigError and DataError as `load` and `document_lengths`.
+    that does. Values that overrides set are kept. `say` gets the lines of `document_lengths`, and one that reports the
+    choice. Raises ConfigError and DataError as `load` and `document_lengths`.
     """
     given = {text.partition("=")[0] for text in overrides}
-    # Loaded twice: first only to see what the command line says, because the recipe is not known yet.
+    # Loaded twice: first only for the values on the command line, because the recipe is not known yet.
     typed = load(overrides, rules=False)
     own: dict[str, object] = {"run.weights": "null", "data.tokenizer": typed.data.tokenizer}  # the recipe's are others
     if typed.data.tokenizer != BYTES:
@@ -61,7 +61,7 @@ def scaled(
         chosen = {"recipe": recipe, **own, **more}
         return [*(f"{key}={value}" for key, value in chosen.items() if key not in given), *overrides]
 
-    # Lengths depend on the tokenizer, but not on the recipe, so any recipe will do to read them.
+    # Lengths depend on the tokenizer, but not on the recipe, so they can be read with any recipe.
     found = document_lengths(load(with_recipe(_RECIPES[0][1])), sample, progress, say)
     longest = max(int(one.lengths.max()) for one in found.values())
     most = _RECIPES[-1][0]

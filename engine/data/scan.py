@@ -34,11 +34,11 @@ class Documents:
     lengths: Ints  # [N]
     empty: int = 0
     fraction: float = 1.0
-    shares: Floats | None = None  # [N] of a mixture: how many documents each of them stands for; None: one
+    shares: Floats | None = None  # [N] of a mixture: how many documents each one represents; None: one
 
     @property
     def counts(self) -> Floats:
-        """How many documents each of them stands for, [N]. Together they have the tokens that were read."""
+        """How many documents each one represents, [N]. Together they have the tokens that were read."""
         return np.ones(len(self.lengths)) if self.shares is None else self.shares
 
     @property
@@ -84,8 +84,8 @@ def scan(
 def mixed(found: Mapping[str, Documents], weights: Mapping[str, int]) -> Documents:
     """Return the documents of a mixture, in which the tokens of sources are in proportion to `weights`.
 
-    A document of a source with few tokens and a large weight stands for several, because it is repeated in training.
-    Sources without a weight are left out. A single source is returned as it is.
+    A document of a source with few tokens and a large weight represents several, because it is repeated in training.
+    Sources without a weight are left out. A single source is returned unchanged.
     """
     chosen = {name: one for name, one in found.items() if weights.get(name)}
     if len(chosen) == 1:
@@ -105,7 +105,7 @@ def _inputs(tokens: Tokens, block: Block) -> list[int]:
     tokenizer = tokens.open()
 
     def tokens_of(document: Document) -> int:
-        """Count the tokens. Ids need not be in the vocabulary, which does not matter for lengths."""
+        """Count the tokens. Ids need not be in the vocabulary, because only lengths are needed."""
         return len(encode(document, tokenizer)[0] if document.ids is None else document.ids)
 
     return [max(0, tokens_of(document) - 1) for document in usable(block)]  # the last one is only a label

@@ -1,4 +1,4 @@
-"""What planning and ranks ask of the blocks of texts of a run, whichever process or host packs them.
+"""The interface through which planning and ranks read the blocks of texts of a run, whichever process packs them.
 
 ```
  order of need   ask([web:7, code:2, ...])      they are packed ahead, in this order
@@ -54,7 +54,7 @@ class Lengths(Protocol):
 
     @property
     def left_out(self) -> LeftOut | None:
-        """What the block does not contain; None for a token file that was packed before the run."""
+        """The documents that were left out; None for a token file that was packed before the run."""
         ...
 
     def __len__(self) -> int:
@@ -85,9 +85,9 @@ class Blocks(Protocol):
     """The blocks of the texts of a run. A process has one such object; `slices` may be called in any thread."""
 
     def ask(self, wanted: Iterable[BlockId]) -> None:
-        """Pack these blocks ahead, in this order, instead of those asked for before. Returns at once.
+        """Pack these blocks in advance, in this order, instead of those of the last call. Returns immediately.
 
-        It only saves time: blocks that were not asked for can be read, too.
+        It only saves time: other blocks can be read, too.
         """
         ...
 

@@ -1,8 +1,8 @@
-"""Processes that pack blocks of texts ahead of the steps that need them: each block once a host.
+"""Processes that pack blocks of texts before steps need them: each block once per host.
 
-They only make token files appear earlier: the caller that needs a block that is not there packs it. So a loader that is
-killed, stopped or slow costs time and changes nothing else. Loaders of several hosts may pack into one folder: one that
-meets a block that another process is packing takes the next.
+They only make token files available earlier: a caller that needs a missing block packs it. A loader that is killed,
+stopped or slow therefore costs time and changes nothing else. Loaders of several hosts may pack into one folder: one
+that meets a block that another process is packing takes the next.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from engine.data.sources.source import Block
 from engine.errors import BytescaleError
 from engine.safe_path import starting_safely
 
-_LOOK_S = 0.2  # between two looks at the loaders
+_LOOK_S = 0.2  # between two checks of the loaders
 _ATTEMPTS = 3  # loaders that may die of a block
-# Neither a fork, which would copy threads, nor the fork server of multiprocessing: who watches over that? It also meets
-# this process at a socket in TMPDIR, whose path may be too long.
+# Neither a fork, which would copy threads, nor the fork server of multiprocessing, which nothing would monitor, and
+# which connects to this process through a socket in TMPDIR, whose path may be too long.
 _CONTEXT: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
 _BUSY_S = 1.0  # until blocks that other processes were packing are tried again: those processes may have died
 
@@ -73,12 +73,12 @@ class Loaders:
         self._at_exit = Finalize(None, self.close, exitpriority=1)
 
     def ask(self, works: Iterable[Work]) -> None:
-        """Pack these blocks next, in this order, instead of those asked for before.
+        """Pack these blocks next, in this order, instead of those of the last call.
 
-        Files are looked up only of blocks that were not in the last call: each step asks for much the same ones. If a
-        file changes after that, its block is not read from the path that is remembered here. So the caller that needs
-        the block does not wait for a loader, and packs it as it is then, unless a loader has: a change costs nothing
-        but time.
+        Files are looked up only for blocks that were not in the last call, because consecutive steps request mostly the
+        same ones. If a file changes after that, its block is not read from the path that is stored here. The caller
+        that needs the block then does not wait for a loader, but packs the current file unless a loader has: a change
+        costs only time.
         """
         asked = dict[tuple[Tokens, Path, int], tuple[Path, Work]]()
         for work in works:
@@ -103,8 +103,8 @@ class Loaders:
     def wait(self, part: Path) -> None:
         """Wait while the block of this token file is being packed, here or by another host, or is to be packed.
 
-        Afterwards it may still not be packed: the block is then one that this process was not asked for or that cannot
-        be packed, and packing it here raises the error.
+        Afterwards it may still not be packed: then the block was not requested from this process or cannot be packed,
+        and packing it here raises the error.
         """
 
         def settled() -> bool:
@@ -116,7 +116,7 @@ class Loaders:
             self._changed.wait_for(settled)
 
     def close(self) -> None:
-        """Kill all loaders. What they have not finished is packed again later."""
+        """Kill all loaders. Blocks that they have not finished are packed again later."""
         self._at_exit.cancel()
         with self._changed:
             self._changed.notify_all()
@@ -128,17 +128,17 @@ class Loaders:
             loader.kill()
 
     def _run(self) -> None:
-        """Hand out blocks, and look after the loaders, until `close`."""
+        """Assign blocks to loaders and monitor them, until `close`."""
         try:
             while not self._closed:
                 self._look()
-        finally:  # if it fails, for example because no process can be started, nothing waits for ever
+        finally:  # if it fails, for example because no process can be started, no caller keeps waiting
             with self._changed:
                 self._closed = True
                 self._changed.notify_all()
 
     def _look(self) -> None:
-        """Hand out blocks, wait until something happens, and replace loaders that have died or were stopped."""
+        """Assign blocks, wait for an event, and replace loaders that have died or were stopped."""
         with self._changed:
             self._fill()
             # Another process was packing these blocks. It may have died since, so they are tried again.
@@ -154,7 +154,7 @@ class Loaders:
                         loader.begin(part, work)
             self._changed.notify_all()
             busy = [loader.connection for loader in self._loaders]
-        # Outside the lock, so that callers can ask for blocks meanwhile; asking wakes this wait.
+        # Outside the lock, so that callers can request blocks during this wait, which a request ends.
         ready = wait([self._wakes, *busy], _LOOK_S)
         if self._wakes in ready:
             self._wakes.recv()
@@ -185,7 +185,7 @@ class Loaders:
                 self._room[folder] = max(self._spool - left, int(self._spool * MARGIN))
 
     def _remove(self, loader: _Loader) -> None:
-        """Let go of a loader that has died; its block is packed next, unless it has killed several."""
+        """Remove a loader that has died; its block is packed next, unless it has killed several loaders."""
         if loader.part is not None and loader.work is not None:
             self._died[loader.part] += 1
             if self._died[loader.part] < _ATTEMPTS:
@@ -194,7 +194,7 @@ class Loaders:
         self._loaders.remove(loader)
 
     def _fill(self) -> None:
-        """Start the loaders that are missing, at most once a second: they may all die, or the system refuse them."""
+        """Start missing loaders, at most once a second: all may die, or the system may not allow new processes."""
         if len(self._loaders) == self._count or time.monotonic() < self._start:
             return
         self._start, self._refused = time.monotonic() + _BUSY_S, False
@@ -238,11 +238,11 @@ class _Loader:
         return part, work, settled
 
     def stopped(self) -> bool:
-        """Return whether a signal has stopped the process: it would hold its block for ever."""
+        """Return whether a signal has stopped the process, which would never finish its block."""
         return is_stopped(self._process.pid or 0)
 
     def kill(self) -> None:
-        """Kill the process, if it is still there."""
+        """Kill the process, if it still runs."""
         self._process.kill()
         self._process.join()
         self.connection.close()

@@ -1,6 +1,6 @@
 """Finds documents with the same content, of any number of documents, exactly and in bounded memory.
 
-Each process appends a record for each document, 24 bytes, to a file of its own. Then the records are sorted by hash, as
+Each process appends a record for each document, 24 bytes, to a separate file. Then the records are sorted by hash, as
 many at a time as memory allows: beyond 4M documents, each pass over the files takes those with the next range of
 hashes.
 """

@@ -55,7 +55,7 @@ def faults(
         yield "L04", f"has token {least if least < 0 else most}{size}"
     elif most >= limits.vocabulary:
         yield "L05", f"has token {most}; model.vocab is {limits.vocabulary}"
-    if mask is not None and len(ids) > 1 and not mask[1:].any():  # the first id is no label
+    if mask is not None and len(ids) > 1 and not mask[1:].any():  # the first id is not a label
         yield "L08", "has no token that counts after the first one"
     if document.messages is not None:
         yield from _faults_of_chat(document.messages)

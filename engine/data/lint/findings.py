@@ -75,7 +75,7 @@ class Tally:
     keep: int
     documents: int = 0
     tokens: int = 0  # with BOS and EOS
-    refused: int = 0  # documents and files with a fault that training refuses
+    refused: int = 0  # documents and files with a fault that training rejects
     lengths: Counter[int] = field(default_factory=Counter)  # inputs of the documents that have any
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
 

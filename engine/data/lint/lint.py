@@ -1,4 +1,4 @@
-"""Reads all documents of a config and finds faults: those that training refuses, and those that it would learn from.
+"""Reads all documents of a config and finds faults: those that training rejects, and those that it would learn.
 
 Memory is bounded: a process holds a part of a block (docs/data.md) and one document with its tokens at a time, and
 records of 64K documents; the caller holds a few examples of each fault, how often each length occurs (at most
@@ -39,11 +39,11 @@ def lint(
     progress: Progress = lambda done, total: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Tally:
-    """Read all documents of all sources with `workers` processes, None for one per core, and return what was found.
+    """Read all documents of all sources with `workers` processes, None for one per core, and return the findings.
 
-    The result does not depend on the number of processes. `keep` examples of each finding are kept. `say` gets
-    the lines of `notes` about each source. Raises DataError if a source has no files or
-    is not what the config says, OSError if the temporary folder is full.
+    The result does not depend on the number of processes. `keep` examples of each finding are kept. `say` gets the
+    lines of `notes` about each source. Raises DataError if a source has no files or another format than the config
+    names, OSError if the temporary folder is full.
     """
     open_tokens.cache_clear()  # files may have changed since an earlier call
     # A file among several that cannot be listed is a finding, not an error, so the others are still read.
@@ -127,7 +127,7 @@ def _check_block(
                 ids, mask = ids_of(document, tokenizer)
             except DataError as error:
                 problem = error
-        # A document that training refuses counts with its reason. Only documents with ids are checked for other faults.
+        # A document that training rejects counts with its reason. Only documents with ids are checked for other faults.
         if problem is not None:
             code = "L03" if isinstance(problem.__cause__, UnicodeError) else "L02"
             found = [(code if was_read else "L01", problem.problems[0].message)]

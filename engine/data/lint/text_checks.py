@@ -26,7 +26,7 @@ _HIGH = re.compile(f"[\u00c0-\u00ff{_NEXT}]")
 
 
 def suspicious(text: str) -> Iterator[tuple[str, str]]:
-    """Yield what is suspicious in a text, as keys of `engine.data.lint.findings.CHECKS` and details."""
+    """Yield suspicious properties of a text, as keys of `engine.data.lint.findings.CHECKS` and details."""
     if place := text.find("\0") + 1:
         yield "L11", f"contains NUL at character {place - 1}"
     run, start = longest_run(text)

@@ -1,4 +1,4 @@
-"""One planning process for all ranks of a node: the first rank asks it, and passes each answer on to the others.
+"""One planning process for all ranks of a node: the first rank queries it, and forwards each answer to the others.
 
 The agent of the node has given the ranks the sockets between them.
 """

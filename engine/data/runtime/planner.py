@@ -22,7 +22,7 @@ from engine.simulator.timeline import simulate, useful
 
 _AHEAD_STEPS = 4  # whose blocks are packed ahead, if tokens have TOKEN_BYTES bytes of text
 
-# Answers as they are sent: the plan in bytes, and the other fields of Planned.
+# Answers in serialised form: the plan in bytes, and the other fields of Planned.
 Sent = tuple[SequenceTable, bytes, float, float, int, Cursor, list[Unusable], str | None]
 SentSets = dict[str, tuple[SequenceTable, bytes]]
 
@@ -47,7 +47,7 @@ class StepPlanner:
         self.ahead = _AHEAD_STEPS * TOKEN_BYTES * job.config.batch_tokens
 
     def _of_texts(self, blocks: Iterable[BlockId]) -> Iterator[BlockId]:
-        """Yield the blocks of sources of texts; token files are there."""
+        """Yield the blocks of sources of texts; token files need no packing."""
         texts = {corpus.name for corpus in self.steps.corpora if isinstance(corpus, TextCorpus)}
         return (block for block in blocks if block.source in texts)
 

@@ -1,4 +1,4 @@
-"""A planning process: it answers the questions of the rank that has started it, and is replaced if it dies.
+"""A planning process: it answers requests of the rank that started it, and is replaced if it dies.
 
 An object made in the process answers them; this module does not depend on what it plans. Answers must be pure functions
 of the questions, so that another process gives the same answer if the first one has died or was stopped.
@@ -25,7 +25,7 @@ from engine.control.processes import StopWatch, end_with_parent, is_stopped
 from engine.errors import BytescaleError, ExitCode, MemoryFitError
 
 _ATTEMPTS = 3  # planning processes that may die of a question, or be stopped
-_LOOK_S = 0.2  # between two looks at a planning process
+_LOOK_S = 0.2  # between two checks of a planning process
 _CLOSE_S = 5.0  # for it to end its own processes
 # Not a fork, which would copy threads and communicators.
 _CONTEXT: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
@@ -35,7 +35,7 @@ class Answers(Protocol):
     """The object whose methods answer questions in the planning process."""
 
     def close(self) -> None:
-        """End what the object has started."""
+        """End the processes that the object has started."""
         ...
 
 
@@ -60,11 +60,11 @@ class PlanningProcess:
             self._connection.send(self._asked)
 
     def answer(self) -> tuple[bool, Any]:
-        """Wait for the answer to the last `ask`: whether the method returned, and what it returned or raised.
+        """Wait for the answer to the last `ask`: whether the method returned, and its result or error.
 
-        If the planning process dies, or a signal stops it for some seconds, another one is asked; if that happens
-        several times, raises BytescaleError: with HANG if it was stopped, with MEMORY if it was killed, after which
-        there is no restart.
+        If the planning process dies, or a signal stops it for some seconds, another one is started. If that happens
+        several times, raises BytescaleError: with HANG if it was stopped, with MEMORY, which prevents a restart, if it
+        was killed.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             watch = StopWatch()
@@ -128,8 +128,9 @@ def _serve(connection: Connection, make: Callable[[], Answers]) -> None:
 def _end_with_parent() -> None:
     """Make the planning process exit when its rank exits, even if the rank is killed, but not earlier.
 
-    The system kills it then, also if a signal has stopped it; the thread is for a rank that has ended before.
-    It ignores what a scheduler may send to all processes of a job: the rank needs plans until it has saved.
+    The system kills it then, also if a signal has stopped it; the thread is for a rank that has ended before. It
+    ignores signals that a scheduler may send to all processes of a job: the rank needs plans until it has saved a
+    checkpoint.
     """
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

@@ -1,12 +1,13 @@
-"""What a rank asks of the data of its run: the plan of each step, the validation sets, the inputs of micro-batches.
+"""The interface of a rank to the data of its run: the plan of each step, the validation sets, the inputs of
+micro-batches.
 
 ```
  training loop     DataRuntime     request, take, validation, input_reader, close     runtime.py
  planning          StepPlanner     the sequences of a step, their plan, its times     planner.py
  documents         Blocks          lengths and slices of blocks of documents          blocks/blocks.py
 ```
-A runtime decides which processes plan, pack and read. What it returns is a pure function of documents, config and
-cursor, so losses and the ledger are the same with every runtime. `data.runtime` names one of RUNTIMES (runtimes.py).
+A runtime decides which processes plan, pack and read. Its results are pure functions of documents, config and cursor,
+so losses and the ledger are the same with every runtime. `data.runtime` names one of RUNTIMES (runtimes.py).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Planned(PlannedSequences):
 
     `step_s` is the simulated time of the step, in seconds on the planned hardware; `flops` are its model FLOPs.
     `unusable` are documents left out of blocks first opened for this step; after a resume some may be listed already.
-    `ended` says why there is no step after this one, as `Steps.ended`.
+    `ended` is the reason if there is no step after this one, as in `Steps.ended`.
     """
 
     balance: float

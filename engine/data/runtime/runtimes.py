@@ -14,7 +14,7 @@ from engine.run.folder import RunFolder
 class OpenRuntime(Protocol):
     """Opens a runtime for a rank.
 
-    `sockets` are the NODE_SOCKETS of the rank. The `first` rank of a node starts what the node has once.
+    `sockets` are the NODE_SOCKETS of the rank. The `first` rank of a node starts the processes that a node has once.
     """
 
     def __call__(self, folder: RunFolder, job: Job, sockets: Sequence[int], first: bool) -> DataRuntime: ...
