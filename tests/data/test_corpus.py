@@ -5,7 +5,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,15 @@ from engine.data.sources.arrow import ArrowBlock
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.parquet import ParquetBlock
 from engine.data.sources.source import Block
-from engine.data.steps import Cursor, SequenceTable, Steps
+from engine.data.steps import Cursor, SequenceTable
 from engine.data.token_facts import blocks_path, hashes_path
 from engine.data.tokenizers.bytes import BOS, EOS
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError
-from tests.data.memory import Exhausted, config_of, rows, run, same, steps_of
+from tests.data.memory import Exhausted, config_of, rows, steps_of
 from tests.data.noted import Noted
 from tests.data.reading import range_of, text_corpus, tokens
+from tests.data.resuming import StepsFrom, columns, resumes_exactly
 from tests.data.sources.rows import FORMS
 from tests.data.token_files import megatron, written
 
@@ -350,11 +351,21 @@ def test_blocks_of_another_file_are_refused(write_files: WriteFiles, make_data: 
 # Texts against their token file
 
 
-def content(corpus: Corpus, table: SequenceTable) -> list[tuple[int, tuple[int, ...]]]:
-    """Source and tokens of each sequence, with the label of the last input."""
-    found = rows(table)
-    read = Reader([corpus], 258).read([range_of(corpus, b, d, at, at + n + 1) for _, b, d, at, n in found])
-    return [(row[0], tuple(one.tokens.tolist())) for row, one in zip(found, read, strict=True)]
+class ContentFrom(StepsFrom):
+    """Steps of one source, with the tokens of each sequence and the label of its last input."""
+
+    def content(self, table: SequenceTable) -> list[list[int]]:
+        (corpus,) = self.steps.corpora
+        ranges = [range_of(corpus, b, d, at, at + n + 1) for _, b, d, at, n in rows(table)]
+        return [one.tokens.tolist() for one in Reader([corpus], 258).read(ranges)]
+
+    def take(self) -> Any | None:
+        found, step = self.steps.next(self.cursor), super().take()
+        return found and (step, self.content(found[0]))
+
+    def validation(self) -> Any:
+        sets = self.steps.validation()
+        return {name: (columns(table), self.content(table)) for name, table in sets.items()}
 
 
 def both(data: schema.Data, prefix: Path) -> list[Corpus]:
@@ -366,7 +377,7 @@ def both(data: schema.Data, prefix: Path) -> list[Corpus]:
 
 
 @pytest.mark.parametrize("form", ["folder", "jsonl"])
-@settings(max_examples=40)  # each example packs its documents twice
+@settings(max_examples=15)  # each example packs its documents twice
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=40).filter(lambda lengths: sum(lengths) > 200),
     batch=st.integers(20, 200),
@@ -374,7 +385,7 @@ def both(data: schema.Data, prefix: Path) -> list[Corpus]:
     long=st.sampled_from(["step", "split"]),
     exhausted=st.sampled_from(["repeat", "stop"]),
 )
-def test_texts_and_their_token_file_give_the_same_steps(
+def test_a_run_goes_on_with_the_token_file_of_its_texts(
     tmp_path_factory: pytest.TempPathFactory,
     make_data: MakeData,
     form: str,
@@ -384,7 +395,7 @@ def test_texts_and_their_token_file_give_the_same_steps(
     long: str,
     exhausted: Exhausted,
 ) -> None:
-    """And the same validation set, loss tokens, hashes and cursors."""
+    """From any cursor, with the same validation set, loss tokens, hashes, tokens and end."""
     root = tmp_path_factory.getbasetemp() / f"both-{form}"
     shutil.rmtree(root, ignore_errors=True)
     (root / "texts").mkdir(parents=True)
@@ -403,32 +414,26 @@ def test_texts_and_their_token_file_give_the_same_steps(
         patch.setattr(jsonl, "_BLOCK_BYTES", 100)
         patch.setattr(order, "WINDOW_BYTES", 150)
         corpora = both(data, root / "packed" / "a")
-        online, packed = (steps_of([corpus], config, exhausted=exhausted) for corpus in corpora)
         if not any(map(len, map(trained, corpora))):
             return
-        tables = [list(steps.validation().values()) for steps in (online, packed)]
-        assert [content(corpora[0], one) for one in tables[0]] == [content(corpora[1], one) for one in tables[1]]
-        for (one, after), (other, same_after) in zip(run(online, 8), run(packed, 8), strict=True):
-            assert same(one, other) and after == same_after
-            assert content(corpora[0], one) == content(corpora[1], other)
+
+        def begin(state: Any | None) -> ContentFrom:
+            return ContentFrom(steps_of([corpora[state is not None]], config, exhausted=exhausted), state)
+
+        assert begin(None).validation() == begin(Cursor().to_json()).validation()
+        resumes_exactly(begin, most=6, ahead=1)
 
 
 def trained(corpus: Corpus) -> list[int]:
     return [length for length, held in zip(inputs(corpus), side(corpus).tolist(), strict=True) if not held]
 
 
-def test_a_run_goes_on_with_the_token_file_of_its_texts(
+def test_a_run_may_change_between_texts_and_their_token_file(
     write_files: WriteFiles, make_data: MakeData, tmp_path: Path
 ) -> None:
-    """From any cursor, and back; the documents of two epochs are each there twice."""
+    """As often as it likes; in an epoch every document is there once."""
     data = make_data(write_files(MANY), validation_share=0.2)
-    corpora = both(data, tmp_path / "packed" / "a")
-    steps: list[Steps] = [steps_of([corpus], config_of(150, 50)) for corpus in corpora]
-    cursor, seen = Cursor(), Counter[tuple[int, ...]]()
-    for number in range(40):
-        found = steps[number % 2].next(cursor)
-        assert found is not None
-        table, cursor = found
-        if cursor.places["data"].epoch < 1:
-            seen.update(tokens for _, tokens in content(corpora[number % 2], table))
-    assert cursor.places["data"].epoch >= 1 and set(seen.values()) == {1} and len(seen) > 100
+    turns = cycle(both(data, tmp_path / "packed" / "a"))
+    items = resumes_exactly(lambda state: ContentFrom(steps_of([next(turns)], config_of(150, 50)), state), most=24)
+    seen = Counter(tuple(tokens) for _, content in items for tokens in content)
+    assert {*seen.values()} == {1, 2} and len(seen) > 100

@@ -3,17 +3,17 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config.load import load
@@ -27,6 +27,7 @@ from engine.job import Job
 from engine.planner.make import plan_step
 from engine.trainer.rank import explain
 from engine.units import Ints
+from tests.data.resuming import resumes_exactly
 from tests.planner.samples import by_hand, ints
 
 
@@ -101,49 +102,47 @@ def test_a_ledger_that_was_never_written_has_no_steps(tmp_path: Path) -> None:
     assert_has(ledger, range(1, 1))
 
 
-@given(
-    actions=st.lists(
-        st.tuples(
-            st.integers(0, 7), st.integers(0, 4), st.sampled_from(["nothing", "cut", "zeros"]), st.integers(0, 99)
-        ),
-        max_size=6,
-    )
-)
-def test_it_follows_the_run_when_it_goes_back(
-    tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[int, int, str, int]]
-) -> None:
-    """Each time the run records some steps, is killed (a row is cut short, or the end of a file is zeros after a power
-    loss), and goes back some. Its files are then those of a run that was never killed."""
-    root = tmp_path_factory.mktemp("runs")
-    last = 0
-    for count, back, damage, size in [*actions, (5, 0, "nothing", 0)]:
-        ledger = opened(root / "ledger")
-        for step in range(last + 1, last + count + 1):
-            record(ledger, step)
-        last += count
-        if not last:
-            continue
-        if count:
-            assert_has(Ledger(root / "ledger"), range(1, last + 1))
-        if damage != "nothing" and count:  # it is killed while it records
-            back = max(back, 1)  # the last step, which was damaged, had no checkpoint
+class Recorded:
+    """The files of a ledger after each step. A run that resumes was killed while it recorded its last step.
+
+    Of that step a row is cut short, or a file ends in zeros after a power loss; it had no checkpoint.
+    """
+
+    def __init__(self, folder: Path, damages: Iterator[tuple[str, int]], state: int | None) -> None:
+        damage, size = next(damages)
+        last = max((int(rows["step"][-1]) for rows, _ in Ledger(folder).parts()), default=0)
+        assert_has(Ledger(folder), range(1, last + 1))
+        if damage != "nothing" and last > (state or 0):
             if size % 2 == 0:  # sequences are on disk before shards are written
-                shards = sorted((root / "ledger").glob("ranks-*"))[-1]
+                shards = sorted(folder.glob("ranks-*"))[-1]
                 shards.write_bytes(shards.read_bytes()[: -len(plan_of(last).ring_ranks) * SHARD.itemsize])
-            path = sorted((root / "ledger").glob(["documents-*", "ranks-*"][size % 2]))[-1]
+            path = sorted(folder.glob(["documents-*", "ranks-*"][size % 2]))[-1]
             kept = path.read_bytes()[: -1 - size % (ROW if size % 2 == 0 else SHARD).itemsize]
             path.write_bytes(kept if damage == "cut" else kept + bytes(size))
-        last = max(0, last - back)
-    ledger = opened(root / "ledger")
-    for step in range(last + 1, last + 6):
-        record(ledger, step)
-    reference = opened(root / "reference")
-    for step in range(1, last + 6):
-        record(reference, step)
-    assert contents(root / "ledger") == contents(root / "reference") or (root / "ledger" / "replaced.bin").exists()
-    assert {name: text for name, text in contents(root / "ledger").items() if name != "replaced.bin"} == contents(
-        root / "reference"
-    )
+        self._folder, self._ledger, self._step = folder, opened(folder), state or 0
+
+    def state(self) -> int:
+        return self._step
+
+    def take(self) -> dict[str, bytes]:
+        self._step += 1
+        record(self._ledger, self._step)
+        return {name: text for name, text in contents(self._folder).items() if name != "replaced.bin"}
+
+
+@given(
+    most=st.integers(1, 8),
+    ahead=st.integers(0, 4),
+    damages=st.lists(st.tuples(st.sampled_from(["nothing", "cut", "zeros"]), st.integers(0, 99)), min_size=1),
+)
+@settings(max_examples=25)
+def test_it_follows_the_run_when_it_goes_back(
+    tmp_path_factory: pytest.TempPathFactory, most: int, ahead: int, damages: list[tuple[str, int]]
+) -> None:
+    """Its files are those of a run that was never killed, after each step."""
+    folder, repeated = tmp_path_factory.mktemp("runs") / "ledger", cycle(damages)
+    resumes_exactly(lambda state: Recorded(folder, repeated, state), most, ahead)
+    assert not (folder / "replaced.bin").exists()
 
 
 def test_another_process_reads_complete_steps_meanwhile(tmp_path: Path) -> None:
@@ -265,8 +264,8 @@ def test_a_full_disk_is_a_storage_error_of_the_rank(kind: str, tmp_path: Path, m
     assert explain(caught.value).code == ExitCode.STORAGE
 
 
-def recorded(corpora: list[Corpus], folder: Path, ranks: int, restored: bool) -> dict[str, bytes]:
-    """The files of sequences after 20 steps on some ranks; `restored` after each step, from its cursor as JSON."""
+def recorded(corpora: list[Corpus], folder: Path, ranks: int) -> dict[str, bytes]:
+    """The files of sequences after 20 steps on some ranks."""
     config = load(["recipe=quickstart", f"cluster.ranks_per_node={ranks}", "context=16", "batch_tokens=64"])
     settings, steps, cursor, ledger = (
         Job(config).settings,
@@ -279,8 +278,6 @@ def recorded(corpora: list[Corpus], folder: Path, ranks: int, restored: bool) ->
         assert found is not None
         table, cursor = found
         ledger.record(step, table, plan_step(table.length, settings))
-        if restored:
-            steps, cursor, ledger = Steps(corpora, config), Cursor.of_json(cursor.to_json()), Ledger(folder, ["data"])
     return {name: text for name, text in contents(folder).items() if name.startswith("documents")}
 
 
@@ -288,11 +285,10 @@ def test_the_files_of_sequences_are_the_same_for_any_number_of_ranks(
     make_corpus: Callable[..., Corpus], tmp_path: Path
 ) -> None:
     corpora = [make_corpus(np.random.default_rng(1).integers(1, 60, 90).tolist())]
-    expected = recorded(corpora, tmp_path / "1", 1, restored=False)
+    expected = recorded(corpora, tmp_path / "1", 1)
     assert len(expected) == 7 and sum(map(len, expected.values())) > 60 * ROW.itemsize
     for ranks in (2, 3, 4, 8):
-        assert recorded(corpora, tmp_path / str(ranks), ranks, restored=False) == expected
-    assert recorded(corpora, tmp_path / "restored", 3, restored=True) == expected
+        assert recorded(corpora, tmp_path / str(ranks), ranks) == expected
 
 
 def test_shards_name_the_ranks_of_rings(make_corpus: Callable[..., Corpus], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from engine.config.load import load
 from engine.data.mixture import SCALE, Mixer, Segment, scaled, segments_of, split, weights_at
+from tests.data.resuming import resumes_exactly
 
 numbers = st.one_of(st.integers(0, 10), st.floats(0, 1e9), st.floats(0, 1e-12))
 many_weights = st.lists(numbers, min_size=1, max_size=70).filter(any)
@@ -254,25 +256,29 @@ def test_a_run_continues_identically_from_any_document(
     filled = [scaled(named(weights + [0.0] * (count - len(weights)))) for weights in segments]
     dropped_at, dropped = data.draw(st.integers(0, len(lengths))), data.draw(st.sampled_from(list(filled[0])))
 
-    def run(made: Mixer, first: int, stop: int) -> list[tuple[str | None, str]]:
-        """Choices from document `first` on, with the state before each."""
-        found = []
-        for number in range(first, stop):
-            made.weights = filled[number * len(filled) // len(lengths)]
-            if number == dropped_at:
-                made.drop(dropped)
-            name = made.choose()
-            found.append((name, json.dumps(made.state)))
-            if name is not None:
-                made.took(name, lengths[number])
-        return found
+    class Choices:
+        """The source of each document, which segments or a dropped source may leave without one."""
 
-    whole = run(Mixer(filled[0]), 0, len(lengths))
-    for first in range(len(lengths)):
-        made = Mixer(filled[0])
-        before = run(made, 0, first)
-        after = run(Mixer(filled[0], json.loads(json.dumps(made.state))), first, len(lengths))
-        assert before + after == whole
+        def __init__(self, state: Any | None) -> None:
+            self._number, mixer = state or (0, None)
+            self._mixer = Mixer(filled[0], mixer)
+
+        def state(self) -> Any:
+            return self._number, self._mixer.state
+
+        def take(self) -> tuple[str | None] | None:
+            number, self._number = self._number, self._number + 1
+            if number >= len(lengths):
+                return None
+            self._mixer.weights = filled[number * len(filled) // len(lengths)]
+            if number == dropped_at:
+                self._mixer.drop(dropped)
+            name = self._mixer.choose()
+            if name is not None:
+                self._mixer.took(name, lengths[number])
+            return (name,)
+
+    assert len(resumes_exactly(Choices, len(lengths) + 1, ahead=5)) == len(lengths)
 
 
 @given(many_weights.filter(lambda weights: len(weights) > 1), lengths_, st.data())

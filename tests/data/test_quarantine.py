@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.config import schema
-from engine.config.load import load
-from engine.config.schema import Config
-from engine.data.opening import list_blocks, open_sources
 from engine.data.pack import pack
 from engine.data.parts import Broken, Tokens, pack_blocks, part_path, read_left_out
 from engine.data.quarantine import Quarantine, Unusable
-from engine.data.sources import jsonl
 from engine.data.sources.formats import FORMATS
-from engine.data.steps import Cursor, Steps
 from engine.data.token_facts import quarantine_path, read_facts
 from engine.errors import DataError
 
@@ -132,40 +126,6 @@ def test_what_was_left_out_before_is_an_error_with_a_smaller_number(tmp_path: Pa
         else:
             with pytest.raises(DataError, match="2 documents in a row"):
                 packed(data, tmp_path / "cache")
-
-
-def steps_from(config: Config, cursor: Cursor, count: int) -> tuple[list[list[Any]], Cursor]:
-    """The sequences of some steps, and the next cursor, with nothing kept in memory from before."""
-    steps, tables = Steps(open_sources(config.data, list_blocks(config.data)).corpora, config), list[list[Any]]()
-    for _ in range(count):
-        found = steps.next(cursor)
-        assert found is not None
-        table, cursor = found
-        tables.append([column.tolist() for column in vars(table).values()])
-    return tables, Cursor.of_json(json.loads(json.dumps(cursor.to_json())))
-
-
-def write(path: Path, broken: Sequence[int]) -> None:
-    lines = ["{" if number in broken else json.dumps({"text": "x" * (number % 9)}) for number in range(120)]
-    path.write_text("\n".join(lines) + "\n")
-
-
-@pytest.mark.parametrize("removed", [False, True])
-def test_a_resumed_run_leaves_out_the_same(removed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A skip is part of the order: the steps are the same from any cursor, also without the cache folder."""
-    monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 256)
-    write(tmp_path / "a.jsonl", broken=[*range(0, 120, 7), 50, 51])
-    places = [f"data.path={tmp_path / 'a.jsonl'}", f"data.cache={tmp_path / 'cache'}", "data.quarantine_after=5"]
-    config = load(["recipe=quickstart", "data=jsonl", *places, "batch_tokens=40", "context=16"])
-    expected, _ = steps_from(config, Cursor(), 30)
-    assert len(expected) == 30
-    found, cursor = list[list[Any]](), Cursor()
-    for _ in range(15):
-        tables, cursor = steps_from(config, cursor, 2)
-        found += tables
-        if removed:
-            shutil.rmtree(tmp_path / "cache")
-    assert found == expected
 
 
 def test_packing_all_documents_lists_what_it_leaves_out(tmp_path: Path, make_data: MakeData) -> None:

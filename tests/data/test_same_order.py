@@ -1,4 +1,4 @@
-"""The documents of every step are the same, whatever ranks, loaders, caches and restarts there are."""
+"""The documents of every step are the same, whatever ranks, loaders and caches there are."""
 
 from __future__ import annotations
 
@@ -66,13 +66,10 @@ def config_of(folder: Path, cache: Path, *changes: str, ranks: int = 1) -> Confi
 Disturb = Callable[[int, Corpora, Cursor], None]
 
 
-def ledger_of(config: Config, out: Path, disturb: Disturb = lambda *given: None, restart: bool = False) -> bytes:
-    """Run the data plane alone for 60 steps; return the ledger's documents. `restart` begins again in each step."""
+def ledger_of(config: Config, out: Path, disturb: Disturb = lambda *given: None) -> bytes:
+    """Run the data plane alone for 60 steps; return the ledger's documents."""
     settings, corpora, cursor, ledger = Job(config).settings, Corpora(config), Cursor(), Ledger(out, NAMES)
     for step in range(1, STEPS + 1):
-        if restart:
-            corpora, ledger = Corpora(config), Ledger(out, NAMES)
-            cursor = Cursor.of_json(json.loads(json.dumps(cursor.to_json())))
         disturb(step, corpora, cursor)
         found = corpora.steps.next(cursor)
         assert found is not None
@@ -139,10 +136,6 @@ def test_ranks_read_what_the_ledger_says(folder: Path, tmp_path: Path, ranks: in
             ids = encode(of_hash[content]).tolist()[start:]
             expected += [(step, sequence, at, ids[at], ids[at + 1]) for at in range(length)]
     assert sorted(rows) == expected
-
-
-def test_restored_at_each_step_by_another_process(folder: Path, expected: bytes, tmp_path: Path) -> None:
-    assert ledger_of(config_of(folder, tmp_path / "cache"), tmp_path / "ledger", restart=True) == expected
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

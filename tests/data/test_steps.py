@@ -17,7 +17,8 @@ from engine.data import steps as module
 from engine.data.mixture import SCALE
 from engine.data.steps import Cursor, Place, SequenceTable, Steps, fitting
 from engine.errors import DataError
-from tests.data.memory import Exhausted, Memory, config_of, epochs, pieces, rows, run, same, steps_of
+from tests.data.memory import Exhausted, Memory, config_of, epochs, pieces, rows, run, steps_of
+from tests.data.resuming import StepsFrom, resumes_exactly
 
 MIB = 1 << 20
 document = st.one_of(st.integers(0, 12), st.integers(0, 60))
@@ -118,21 +119,9 @@ def test_a_split_document_goes_on_in_the_next_step() -> None:
 def test_a_run_continues_identically_from_any_saved_cursor(
     first: Blocks, second: Blocks, batch: int, context: int, long: str, exhausted: str, seed: int
 ) -> None:
-    """With other objects, which have kept nothing, and through JSON."""
     corpora = [Memory(first, "a"), Memory(second, "b")]
     config, mix = config_of(batch, context, seed, long), {"a": 2, "b": 1}  # type: ignore[arg-type]
-    found = run(steps_of(corpora, config, mix, exhausted), 12)
-    cursor = Cursor()
-    for table, after in found:
-        again = steps_of(corpora, config, mix, exhausted).next(Cursor.of_json(json.loads(json.dumps(cursor.to_json()))))
-        assert again is not None and same(again[0], table) and again[1] == after
-        cursor = after
-    if len(found) < 12:
-        assert steps_of(corpora, config, mix, exhausted).next(cursor) is None
-
-
-def test_the_begin_is_plain_data() -> None:
-    assert Cursor.of_json(json.loads(json.dumps(Cursor().to_json()))) == Cursor()
+    resumes_exactly(lambda state: StepsFrom(steps_of(corpora, config, mix, exhausted), state), most=12)  # type: ignore[arg-type]
 
 
 def test_the_state_is_small() -> None:
@@ -371,21 +360,17 @@ def test_a_run_stops_with_the_first_source_that_is_used_up(
 
 
 def test_a_source_is_dropped_once_and_for_all() -> None:
-    """Also after a resume, and with weights of a later segment."""
+    """Also with weights of a later segment, until the user says repeat."""
     corpora = [Memory([[10] * 3], "a"), Memory([[10] * 50], "b")]
     mix = [Segment(weights={"a": 1, "b": 1}), Segment(step=4, weights={"a": 9, "b": 1})]
-    config, policies = config_of(40, 10), {"a": "drop", "b": "repeat"}
-    found, cursor = list[SequenceTable](), Cursor()
-    for _ in range(8):
-        step = steps_of(corpora, config, mix, policies).next(Cursor.of_json(cursor.to_json()))
-        assert step is not None
-        table, cursor = step
-        found.append(table)
+    config, policies = config_of(40, 10), dict[str, Exhausted](a="drop", b="repeat")
+    found = run(steps_of(corpora, config, mix, policies), 8)
+    cursor = found[-1][1]
     assert cursor.mixer is not None and cursor.mixer["dropped"] == ["a"]
-    assert sum(row[0] == 0 for table in found for row in rows(table)) == 3
-    assert all(table.length.sum() == 40 for table in found)
+    assert sum(row[0] == 0 for table, _ in found for row in rows(table)) == 3
+    assert all(table.length.sum() == 40 for table, _ in found)
     resumed = run(steps_of(corpora, config, mix), 3, cursor)
-    assert any(row[0] == 0 for table, _ in resumed for row in rows(table)), "unless the user says repeat"
+    assert any(row[0] == 0 for table, _ in resumed for row in rows(table))
 
 
 @pytest.mark.parametrize("unit", ["step", "tokens"])

@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from engine.run.folder import RunFolder
 from engine.simulator.facts import outcome
 from engine.simulator.timeline import balance, simulate
 from tests import world
+from tests.data.resuming import columns, cursor_of, resumes_exactly
 
 pytestmark = pytest.mark.long
 
@@ -221,30 +223,35 @@ def test_a_planning_process_that_is_killed_is_replaced_and_the_plans_stay_the_sa
     folder: RunFolder, config: Config
 ) -> None:
     """Before it is asked, while it plans, and when its answer waits to be read."""
+    moments = cycle(["before", "planning", "answered"])
 
-    def digests(killed: bool) -> list[str]:
-        found, cursor = list[str](), Cursor()
-        with planning(folder, config) as ahead:
-            sets = ahead.validation()
-            for step in range(4):
-                if killed and step == 1:
-                    process_of(ahead).process.kill()
-                    process_of(ahead).process.join()
-                ahead.request(cursor)
-                if killed and step == 2:
-                    process_of(ahead).process.kill()
-                if killed and step == 3:
-                    assert process_of(ahead)._connection.poll(60)
-                    process_of(ahead).process.kill()
-                planned = ahead.take()
-                found.append(planned.plan.digest)
-                cursor = planned.after
-            assert {name: one.plan.digest for name, one in ahead.validation().items()} == {
-                name: one.plan.digest for name, one in sets.items()
-            }
-        return found
+    class Killed:
+        """Steps of one runtime. The process that plans is killed once after each resume, before or in the step."""
 
-    assert digests(killed=True) == digests(killed=False)
+        def __init__(self, ahead: LocalRuntime, state: Any | None) -> None:
+            self._ahead, self._cursor = ahead, cursor_of(state)
+            self._moment = next(moments) if state is not None else "never"
+
+        def state(self) -> Any:
+            return self._cursor.to_json()
+
+        def take(self) -> Any:
+            moment, self._moment = self._moment, "never"
+            if moment == "before":
+                process_of(self._ahead).process.kill()
+                process_of(self._ahead).process.join()
+            self._ahead.request(self._cursor)
+            if moment == "answered":
+                assert process_of(self._ahead)._connection.poll(60)
+            if moment in ("answered", "planning"):
+                process_of(self._ahead).process.kill()
+            planned = self._ahead.take()
+            self._cursor = planned.after
+            sets = {name: one.plan.digest for name, one in self._ahead.validation().items()}
+            return columns(planned.table), planned.plan.digest, planned.balance, planned.ended, sets
+
+    with planning(folder, config) as ahead:
+        resumes_exactly(lambda state: Killed(ahead, state), most=3, ahead=1)
 
 
 @FORKED
