@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import tiers
+from tests import accepted, tiers
 from tests.composed import FOLDER, kept
 
 # A machine that is busy with something else is no error.
@@ -29,11 +29,16 @@ settings.load_profile("bytescale")
 BEGAN_S = pytest.StashKey[float]()  # the processor seconds of this process when a test began
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--accept", action="store_true", help="rewrite golden files and answers to mistakes")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Hide the machine's GPUs from all tests but those marked gpu, and check and compose the same overrides once."""
     hide_gpus(config.getoption("markexpr"))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for commands in the background
     keep_compositions(config)
+    accepted.REWRITE = config.getoption("accept")
 
 
 def hide_gpus(chosen: str) -> None:

@@ -23,7 +23,8 @@ from engine.launch.run import train
 from engine.planner.make import plan_step
 from engine.simulator.facts import facts
 from engine.simulator.hollow import empty_capacity, low_balance
-from tests.recipes.accept import GOLDEN, golden_texts
+from tests.accepted import accepted_folder
+from tests.recipes.golden_texts import golden_texts
 from tests.root import ROOT
 
 PROMISED = {"recipe", "model", "data", "cluster", "planner", "memory", "optimizer", "lengths"}
@@ -40,8 +41,7 @@ def recipe(name: str) -> Config:
 
 
 def test_golden() -> None:
-    golden = {path.stem: path.read_text(encoding="utf-8") for path in GOLDEN.iterdir()}
-    assert golden_texts() == golden, "to accept the change: python -m tests.recipes.accept"
+    accepted_folder(Path(__file__).parent / "golden", golden_texts())
 
 
 @EACH
