@@ -37,5 +37,12 @@ def covered(names: str, *values: Sequence[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(names, list(cases))
 
 
+def in_turn(names: str, *values: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrize a test with all combinations of values, of which few have each value once; the others are slow."""
+    few = [tuple(row[at % len(row)] for row in values) for at in range(max(map(len, values)))]
+    cases = (pytest.param(*one, marks=[] if one in few else [pytest.mark.slow]) for one in product(*values))
+    return pytest.mark.parametrize(names.split(", "), list(cases))
+
+
 def _pairs(case: Case) -> set[tuple[tuple[str, Any], ...]]:
     return set(combinations(case.items(), 2))

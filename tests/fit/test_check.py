@@ -19,6 +19,7 @@ from engine.fit.largest import largest_capacity
 from engine.fit.problem import fit_problem
 from engine.job import Job
 from engine.units import PPM
+from tests.covering import in_turn
 from tests.presets import LLAMA3_8B_256K, LLAMA7B_2M, LLAMA7B_256K
 
 pytestmark = pytest.mark.long
@@ -78,7 +79,8 @@ def test_the_error_has_suggestions_in_its_hint_and_in_its_json() -> None:
     assert [way["set"] for way in error.found["ways"]] == hints and shorter.startswith("context=")
 
 
-COMMANDS = ("plan", "simulate", "estimate-memory", "estimate-memory --fit", "profile-data", "train --dry-run", "train")
+# Each row asks `plan` and one of these in turn; `make nightly` asks all.
+OTHERS = ("simulate", "estimate-memory", "estimate-memory --fit", "profile-data", "train --dry-run", "train")
 
 
 @pytest.fixture
@@ -103,76 +105,70 @@ def answers(
     return said
 
 
-@pytest.mark.parametrize(
-    ("keys", "key"),
-    [
-        ("context=2049", "context"),
-        ("context=16K", "context"),
-        ("context=16K planner=static", "context"),
-        ("cluster.nodes=4 context=64K", "context"),  # train would also refuse nodes without a hostfile
-        ("cluster=h100x8 context=2M", "context"),  # and GPUs that this machine lacks
-        ("cluster.device_memory=400M", "cluster.device_memory"),
-        ("capacity=1G context=1G offload.ratio=0", "cluster.device_memory"),
-        ("capacity=1G", "cluster.device_memory"),
-        ("capacity=128M batch_tokens=256M", "cluster.device_memory"),
-        ("model.layers=8 offload.ratio=1 cluster.host_memory=1M", "offload.ratio"),
-        ("model.hidden=8192 model.ffn=28672 model.layers=400 optimizer.on_host=true", "cluster.device_memory"),
-        (f"{' '.join(LLAMA7B_2M)} zero.stage=3 optimizer.on_host=true cluster.host_memory=1M", "cluster.host_memory"),
-    ],
+DO_NOT_FIT = {
+    "context=2049": "context",
+    "context=16K": "context",
+    "context=16K planner=static": "context",
+    "cluster.nodes=4 context=64K": "context",  # train would also refuse nodes without a hostfile
+    "cluster=h100x8 context=2M": "context",  # and GPUs that this machine lacks
+    "cluster.device_memory=400M": "cluster.device_memory",
+    "capacity=1G context=1G offload.ratio=0": "cluster.device_memory",
+    "capacity=1G": "cluster.device_memory",
+    "capacity=128M batch_tokens=256M": "cluster.device_memory",
+    "model.layers=8 offload.ratio=1 cluster.host_memory=1M": "offload.ratio",
+    "model.hidden=8192 model.ffn=28672 model.layers=400 optimizer.on_host=true": "cluster.device_memory",
+    f"{' '.join(LLAMA7B_2M)} zero.stage=3 optimizer.on_host=true cluster.host_memory=1M": "cluster.host_memory",
+}
+FIT = (
+    "context=2K",
+    "context=128",  # documents longer than the context are split
+    "context=1K batch_tokens=1K",  # one is longer than a step
+    "batch_tokens=1M",
+    "model.layers=8 offload.ratio=1",
+    "cluster=h100x8",
 )
+# Keys, the memory of this machine in GiB, its GPUs, and the exit code.
+MACHINES = (
+    ("", 1, 0, 10),  # 512 MiB a rank, of which a third is for offload
+    ("", 8, 0, 0),
+    ("cluster=h100x8", 1, 0, 0),  # another machine: this one has no GPUs
+    ("cluster=h100x8 cluster.ranks_per_node=1 context=1K offload.ratio=1 model.layers=64", 0.001, 1, 10),
+    ("cluster.nodes=2", 1, 0, 0),
+)
+
+
+@in_turn("keys, command", [*DO_NOT_FIT], OTHERS)
 def test_what_does_not_fit_has_one_answer(
-    keys: str, key: str, documents: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    keys: str, command: str, documents: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same exit code 10, key and message in all commands, with the user's documents."""
-    ((code, found, message),) = answers([*documents, *keys.split()], COMMANDS, tmp_path, capsys)
-    assert (code, found) == (10, key), message
+    ((code, found, message),) = answers([*documents, *keys.split()], ["plan", command], tmp_path, capsys)
+    assert (code, found) == (10, DO_NOT_FIT[keys]), message
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        "context=2K",
-        "context=128",  # documents longer than the context are split
-        "context=1K batch_tokens=1K",  # one is longer than a step
-        "batch_tokens=1M",
-        "model.layers=8 offload.ratio=1",
-        "cluster=h100x8",
-    ],
-)
+@in_turn("keys, command", FIT, OTHERS[:-1])
 def test_what_fits_has_one_answer(
-    keys: str, documents: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    keys: str, command: str, documents: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commands = [command for command in COMMANDS if command != "train"]
-    assert answers([*documents, *keys.split()], commands, tmp_path, capsys) == {(0, "", "")}
+    assert answers([*documents, *keys.split()], ["plan", command], tmp_path, capsys) == {(0, "", "")}
 
 
-@pytest.mark.parametrize(
-    ("keys", "gib", "gpus", "code"),
-    [
-        ("", 1, 0, 10),  # 512 MiB a rank, of which a third is for offload
-        ("", 8, 0, 0),
-        ("cluster=h100x8", 1, 0, 0),  # another machine: this one has no GPUs
-        ("cluster=h100x8 cluster.ranks_per_node=1 context=1K offload.ratio=1 model.layers=64", 0.001, 1, 10),
-        ("cluster.nodes=2", 1, 0, 0),
-    ],
-)
+@in_turn("asked, command", MACHINES, OTHERS[1:-1])
 def test_a_machine_that_is_smaller_than_the_config_says_has_one_answer(
-    keys: str,
-    gib: float,
-    gpus: int,
-    code: int,
+    asked: tuple[str, float, int, int],
+    command: str,
     documents: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where ranks would run on this machine, `train` plans with its memory; what is modelled elsewhere does not."""
+    keys, gib, gpus, code = asked
     monkeypatch.setattr(machine, "total_bytes", lambda: int(gib * 2**30))
     monkeypatch.setattr(machine, "least_gpu_memory", lambda: None)
     monkeypatch.setattr(check, "visible_gpus", lambda: gpus)
-    commands = [command for command in COMMANDS if command not in ("train", "simulate")]
-    ((found, key, message),) = answers([*documents, *keys.split()], commands, tmp_path, capsys)
+    ((found, key, message),) = answers([*documents, *keys.split()], ["plan", command], tmp_path, capsys)
     assert found == code, message
     if code:
         assert "of this machine's memory" in message

@@ -24,6 +24,7 @@ from engine.planner.plan.step_plan import StepPlan
 from engine.planner.planners import PLANNERS, Planner, peers_of
 from engine.planner.settings import PlanSettings
 from engine.units import Ints
+from tests.covering import in_turn
 from tests.planner.samples import ints
 
 
@@ -31,8 +32,7 @@ def hops_of(plan: StepPlan) -> set[tuple[int, int]]:
     return set(zip(plan.ring_ranks.tolist(), plan.ring_ranks[plan.next_shard].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8, 12, 16])
+@in_turn("planner, ranks", [*PLANNERS], [1, 2, 3, 4, 5, 8, 12, 16])
 def test_no_plan_has_a_ring_with_anybody_else(planner: str, ranks: int) -> None:
     longest = 512 * min(ranks, 8)
     world = [f"planner={planner}", f"cluster.ranks_per_node={ranks}", f"context={longest}", "capacity=512"]

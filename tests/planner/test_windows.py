@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from engine.config.load import load
 from engine.config.schema import Config
@@ -12,6 +11,7 @@ from engine.job import Job
 from engine.planner.adaptive.workload import lower_bound
 from engine.planner.make import PLANNERS, plan_step
 from engine.planner.time.makespan import makespan
+from tests.covering import in_turn
 from tests.presets import LLAMA7B_256K
 
 BASE = [*LLAMA7B_256K, "cluster=h100x8", "cluster.nodes=2", "context=32K", "batch_tokens=512K", "capacity=8K"]
@@ -23,8 +23,7 @@ def asked(planner: str, *more: str) -> Config:
     return load([*BASE, f"planner={planner}", *more])
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("planner", sorted(PLANNERS))
+@in_turn("planner, mesh", sorted(PLANNERS), [*MESHES])
 def test_a_window_in_every_second_layer_shortens_the_step(planner: str, mesh: str) -> None:
     """So does the bound, which holds, and one in every layer does more."""
     lengths = np.clip(np.random.default_rng(1).lognormal(8, 2, 60), 1, 32 * 1024).astype(np.int64)

@@ -60,21 +60,6 @@ def counted_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:
     return total[0], total[1]
 
 
-def counted_peers(plan: StepPlan) -> int:
-    peers: dict[int, set[int]] = {rank: set() for rank in range(plan.ranks)}
-    for sequence in range(plan.sequences):
-        ring = plan.ring(sequence)
-        for part, rank in enumerate(ring):
-            peers[rank] |= {ring[part - 1], ring[(part + 1) % len(ring)]} - {rank}
-    return max(map(len, peers.values()))
-
-
-def test_ring_bytes_are_those_of_the_schedule(plan: StepPlan) -> None:
-    assert int(plan.degrees.max()) >= 4
-    assert ring_bytes(plan, SETTINGS) == counted_bytes(plan, SETTINGS)
-    assert ring_bytes(plan, SETTINGS)[1] == 0, "one node"
-
-
 @given(worlds, st.integers(2, 3))
 def test_bytes_by_link_are_those_of_the_schedule(world: World, forward_rings: int) -> None:
     plan, asked = world
@@ -122,15 +107,6 @@ def peak(micro: MicroBatch, settings: PlanSettings) -> int:
     two_left = (costs.token_bytes * sum(shards) + costs.passing_bytes) // 2 + working[0]  # of four layers
     fullest = max(saved + max(working), two_left, costs.passing_bytes + working[0])
     return costs.fixed_bytes + fullest + costs.ring_bytes * rings
-
-
-def test_peers_are_the_neighbours_in_all_rings(plan: StepPlan) -> None:
-    assert facts(plan, SETTINGS)["max_peers"] == counted_peers(plan) > 1
-
-
-def test_without_rings_nothing_is_sent() -> None:
-    plan = plan_step(np.array([5, 7], dtype=np.int64), Job(CONFIG).settings)
-    assert (ring_bytes(plan, SETTINGS), facts(plan, SETTINGS)["max_peers"]) == ((0, 0), 0)
 
 
 def test_facts(plan: StepPlan) -> None:

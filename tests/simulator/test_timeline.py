@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.planner.make import plan_step
-from engine.planner.plan.emit import Group, emit
+from engine.planner.plan.emit import emit
 from engine.planner.plan.loads import micro_tokens
-from engine.planner.plan.modes import lockstep
 from engine.planner.planners import PLANNERS
 from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import balance, simulate, useful
@@ -26,36 +25,12 @@ def of(ranks: int) -> PlanSettings:
     return replace(FREE, cluster=settings(ranks=ranks).cluster)
 
 
-def test_a_gang_waits_for_its_last_member_and_lasts_as_long_as_its_slowest() -> None:
-    groups: list[Group] = [[(0, (0,))], [(1, (0, 1))], [(2, (1,))]]
-    plan = emit("by hand", "free", 3, 99, ints(5, 7, 2), groups)
-    line = simulate(plan, of(3))
-    assert line.rank.tolist() == [0, 0, 1, 1, 2]
-    assert line.start.tolist() == [0, 50, 50, 90, 0]
-    assert line.stop.tolist() == [50, 90, 90, 110, 0]  # of 7 tokens one rank has 4
-    assert line.makespan == 110
-
-
-def test_in_lockstep_all_ranks_wait_in_every_slot() -> None:
-    groups = [[(0, (0,))], [(1, (1,))], [(2, (1,))]]
-    plan = lockstep(emit("by hand", "free", 2, 99, ints(5, 2, 3), groups))
-    line = simulate(plan, of(2))
-    assert line.start.tolist() == [0, 50, 0, 50]
-    assert line.makespan == 80
-
-
 def test_balance_is_useful_work_over_the_makespan() -> None:
     plan = emit("by hand", "free", 2, 99, ints(6, 3), [[(0, (0,))], [(1, (1,))]])
     assert balance(plan, of(2)) == pytest.approx(90 / (2 * 60))
     even = emit("by hand", "free", 2, 99, ints(6, 6), [[(0, (0,))], [(1, (1,))]])
     assert balance(even, of(2)) == 1
     assert balance(even, settings(ranks=2)) < 1, "the fixed cost of a micro-batch is not useful work"
-
-
-def test_gangs_may_have_any_numbers() -> None:
-    plan = emit("by hand", "free", 3, 99, ints(5, 7, 2), [[(0, (0,))], [(1, (0, 1))], [(2, (1,))]])
-    names = replace(plan, gang=ints(3, 2, 2, 0, 1))
-    assert simulate(names, of(3)).stop.tolist() == simulate(plan, of(3)).stop.tolist()
 
 
 @given(worlds)

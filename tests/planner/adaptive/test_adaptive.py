@@ -65,15 +65,6 @@ def test_rings_that_fit_a_node_stay_in_it() -> None:
         assert len({rank // 8 for rank in plan.ring(sequence)}) == 1
 
 
-def test_a_ring_too_thin_to_hide_its_transfers_is_not_chosen() -> None:
-    """A single sequence on all 64 ranks would wait for a slow network, so it stays inside a node."""
-    ours = h200("offload.ratio=0")
-    slow = replace(ours, costs=replace(ours.costs, rates=ours.costs.rates._replace(inter_node_slowdown=400.0)))
-    step = ints(64 * 1024)
-    assert plan_step(step, slow).degrees.tolist() == [8]
-    assert plan_step(step, ours).degrees[0] > 8
-
-
 def test_offload_is_taken_only_where_it_shortens_the_step() -> None:
     """Slow links favour few ranks, and a sequence only fits them with offload."""
     rates = COSTS.rates._replace(kv=20.0, dkv=40.0, copy=1.0)
@@ -100,13 +91,6 @@ def test_slow_ranks_get_less_and_rings_stay_in_one_class() -> None:
         assert len({int(speed[rank]) for rank in plan.ring(sequence)}) == 1
 
 
-def test_capacity_follows_memory() -> None:
-    small = Cluster((Node("a", 2), Node("b", 2, memory=device(8))), 2**20)
-    ours = replace(settings("adaptive", 4, 16), cluster=small)
-    assert ours.capacities.tolist() == [16, 16, 8, 8]
-    verify(plan_step(ints(32, 9, 8, 3, 16, 16), ours), ours)
-
-
 @given(st.lists(st.integers(1, 28), min_size=9, max_size=20), st.sampled_from([0, 1_000_000]))
 def test_only_what_its_own_ranks_cannot_hold_is_offloaded(step: list[int], offload: int) -> None:
     """Even if other ranks hold less; all micro-batches of a gang offload alike. Fewer sequences could take static."""
@@ -117,15 +101,6 @@ def test_only_what_its_own_ranks_cannot_hold_is_offloaded(step: list[int], offlo
     assert (plan.offload[over > 0] > 0).all()
     tight = over > -1  # a ring's ratio is that of its largest shard
     assert (plan.offload[~np.isin(plan.gang, plan.gang[tight])] == 0).all()
-
-
-def test_a_ring_spans_nodes_of_two_kinds_where_one_kind_alone_takes_longer() -> None:
-    """The small rank cannot hold any sequence, so without rings the large one would run all of them."""
-    cluster = Cluster((Node("large", 1), Node("small", 1, memory=device(9))), 2**20)
-    ours = replace(settings("adaptive", 2, 16), cluster=cluster)
-    step = ints(*[16] * 40)
-    alone = 40 * (settings().costs.sequence(ints(16))[0] + settings().costs.rates.micro)
-    assert simulate(plan_step(step, ours), ours).makespan < 0.9 * alone
 
 
 @pytest.mark.parametrize(("nodes", "count", "context"), [(2, 20, "8K"), (2, 32, "8K"), (8, 80, "8K"), (8, 100, "16K")])

@@ -69,46 +69,6 @@ def test_slots_are_filled_on_slow_ranks_too(step: list[int], speed: list[int], t
     assert set(slot.tolist()) == set(range(slot.max() + 1))
 
 
-def test_sequences_stay_unsplit_where_they_are_even() -> None:
-    degree, _, slot = filled(np.full(12, 60), slot_of(64, 8, 4, 1000.0))
-    assert degree.tolist() == [1] * 12 and slot.max() == 2
-
-
-def test_a_gap_is_split_where_unsplit_sequences_leave_it_open() -> None:
-    """Three of 40 on two ranks: two slots if unsplit, the second half empty; one slot if split."""
-    degree, _, slot = filled(np.full(3, 40), slot_of(64, 8, 2, 20_000.0))
-    assert slot.max() == 0 and degree.max() == 2
-
-
-def test_short_sequences_fill_what_rings_leave_open() -> None:
-    """A ring of 3 holds 50 of 64 tokens a rank; 12 short ones fit above it."""
-    lengths = ints(150, *[3] * 12)
-    like = slot_of(64, 8, 3, 60_000.0)
-    degree, first, slot = filled(lengths, like)
-    assert degree[0] == 3 and slot.max() == 0
-    assert tokens_of(lengths, like, degree, first, slot).tolist() == [[62, 62, 62]]
-
-
-def test_rings_that_fit_a_node_stay_in_it() -> None:
-    lengths = np.sort(np.tile(ints(150, 90, 70, 40, 35, 20), 16))[::-1].copy()
-    degree, first, _ = filled(lengths, slot_of(64, 4, 16, 10_000.0), LINKS)
-    inside = degree <= 4
-    assert (degree > 1).any()
-    assert (first // 4 == (first + degree - 1) // 4)[inside].mean() >= 0.95
-
-
-def test_slow_links_keep_sequences_unsplit() -> None:
-    slow = LINKS._replace(latency=1e9)
-    assert filled(np.full(7, 40), slot_of(64, 8, 2, 20_000.0), slow)[0].max() == 1
-
-
-def test_with_offload_a_ring_holds_more() -> None:
-    like = slot_of(64, 8, 8, 1000.0)
-    slow = LINKS._replace(latency=1e7)
-    assert filled(ints(256), like, slow)[0].tolist() == [4]
-    assert filled(ints(256), like, slow, gain=2.0)[0].tolist() == [2]
-
-
 def test_slots_are_about_as_long_as_their_work() -> None:
     """Random lengths, four per rank: at least 95 % of all slots is work."""
     random = np.random.Generator(np.random.Philox(key=3))

@@ -114,27 +114,9 @@ def test_an_order_has_every_pass_once_and_takes_what_it_says(drawn: tuple[Jobs, 
     assert interleave(of, most, sweeps).passes.tolist() == found.passes.tolist(), "the same every time"
 
 
-def equal(count: int, stages: int, most: int) -> Order:
-    tokens = np.ones((stages, count), np.int64)
-    of = Jobs(np.full(tokens.shape, 10.0), np.full(tokens.shape, 20.0), tokens, np.zeros(count, np.bool_))
-    return interleave(of, np.full(stages, most, dtype=np.int64))
-
-
-@pytest.mark.parametrize("stages", [2, 4])
-def test_equal_slots_take_as_long_as_in_1f1b(stages: int) -> None:
-    """With memory for as many slots as stages: (J + n - 1) times the time of one."""
-    assert equal(12, stages, stages).makespan == pytest.approx((12 + stages - 1) * 30.0)
-
-
 def test_short_slots_fill_the_time_in_which_a_long_one_is_on_other_stages() -> None:
     """In 1F1B every stage waits for the long one three times: 8 x 6 + 120 + 3 x 120."""
     forward = np.tile([40.0] + [2.0] * 24, (4, 1))
     of = Jobs(forward, 2 * forward, np.ones((4, 25), np.int64), np.zeros(25, np.bool_))
     found = interleave(of, ints(20, 20, 20, 20))
     assert found.makespan < 0.95 * (24 * 6 + 120 + 3 * 120)
-
-
-def test_without_memory_for_a_slot_there_is_no_order() -> None:
-    of = Jobs(np.ones((2, 2)), np.ones((2, 2)), np.full((2, 2), 5), np.zeros(2, np.bool_))
-    assert interleave(of, ints(5, 4)).makespan == np.inf
-    assert interleave(of, ints(5, 5)).makespan < np.inf

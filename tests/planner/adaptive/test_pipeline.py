@@ -19,7 +19,6 @@ from engine.planner.adaptive.pipeline import uncut_pipeline
 from engine.planner.adaptive.slots import slot_candidates
 from engine.planner.adaptive.workload import lower_bound, workload_of
 from engine.planner.make import plan_step
-from engine.planner.plan.emit import emit
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.planner.time.makespan import makespan
@@ -82,18 +81,6 @@ def test_all_micro_batches_in_flight_fit_where_only_offload_makes_room(
     ours = replace(ours, cluster=replace(ours.cluster, device_memory=peak))
     if max(step) <= 32 * ranks:
         assert (plan_step(ints(*step), ours).sequence_lengths == step).all()
-
-
-def test_the_search_leaves_room_for_the_gradients_of_one_sequence() -> None:
-    """Those of K,V of its earlier slices, here of 8 tokens. Else the search would find orders that do not fit."""
-    slots = emit("by hand", "lockstep", 1, 64, ints(8, 6), [[(0, (0,))], [(1, (0,))]])
-    slots = replace(slots, before=ints(0, 8))
-    most = []
-    for gradient in (0, 200):
-        costs = staged_costs(2, replace(COSTS, slice_kv_bytes=100, slice_dkv_bytes=gradient))
-        ours = replace(settings("adaptive", 1, 64, "pipeline", stages=2, device_memory=10_000), costs=costs)
-        most.append(pipeline.jobs_of(slots, ours)[1])
-    assert (most[0] - most[1]).tolist() == [2 * 8, 2 * 8]
 
 
 def test_a_pipeline_of_many_slots_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:

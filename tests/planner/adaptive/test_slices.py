@@ -37,15 +37,6 @@ def cut_of(
     return cut_slots(workload_of(lengths, ours), Slots(number, degree, first), ours, targets)
 
 
-def test_each_slot_has_a_length_of_its_own() -> None:
-    lengths, first, number = ints(4000, 4000), ints(0, 0), ints(0, 1)
-    ours = replace(settings("adaptive", RANKS, HOLDS, context=10**9), costs=replace(LINKED_COSTS, rates=RATES))
-    time = ring_time(RATES, 4000.0, 2, NODE, 0.0)
-    filled = Slots(number, ints(2, 2), first)
-    cut = cut_slots(workload_of(lengths, ours), filled, ours, np.array([time, time / 3]))
-    assert cut.sequence.tolist() == [0, 1, 1, 1] and cut.number.tolist() == [0, 1, 2, 3]
-
-
 @st.composite
 def slots(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[int]]:
     """Draw sequences on rings of neighbouring ranks, in up to three slots."""
@@ -98,12 +89,3 @@ def test_the_slices_of_a_sequence_take_equally_long(windowed: float, window: flo
     causal = np.array([pairs(rates, float(own), float(before)) for own, before in slices])
     work = (rates.pair_f + rates.pair_b) * causal + (rates.token_f + rates.token_b) * cut.lengths
     assert work == pytest.approx(np.full(4, work.mean()), rel=0.01)
-
-
-def test_short_sequences_are_divided_among_the_slices_of_a_long_one() -> None:
-    """A ring of two beside ten short sequences on the third rank: five in each half."""
-    lengths = ints(40_000, *[2_000] * 10)
-    degree, first = ints(2, *[1] * 10), ints(0, *[2] * 10)
-    target = ring_time(RATES, 40_000.0, 2, NODE, 0.0) / 2
-    cut = cut_of(lengths, degree, first, np.zeros(11, dtype=np.int64), target, 10**6)
-    assert np.bincount(cut.number[cut.sequence > 0]).tolist() == [5, 5]

@@ -10,19 +10,15 @@ import pytest
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
 from engine.cost.model import Costs
-from engine.planner.adaptive.adaptive import adaptive
 from engine.planner.adaptive.slots import price, slot_candidates, slots_plan, slots_time
 from engine.planner.adaptive.workload import lower_bound, workload_of
 from engine.planner.make import plan_step
-from engine.planner.plan.emit import emit
-from engine.planner.plan.modes import lockstep
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.proof.verify import verify
 from engine.planner.settings import PlanSettings
-from engine.planner.time.durations import by_slot, gang_times
 from engine.simulator.timeline import balance, simulate
 from engine.units import Ints
-from tests.planner.samples import COSTS, ints, settings
+from tests.planner.samples import COSTS, settings
 
 FREE = replace(COSTS, rates=COSTS.rates._replace(micro=0.0))  # slots and links cost nothing
 LINKS = replace(
@@ -63,43 +59,6 @@ def test_the_time_of_all_slots_equals_the_simulators(costs: Costs) -> None:
     ours = asked(costs)
     plan = planned(steps(2), ours)
     assert slots_time(plan, ours) == pytest.approx(simulate(plan, ours).makespan, rel=1e-6)
-
-
-def test_in_a_pipeline_each_further_stage_waits_for_the_longest_slot() -> None:
-    ours, step = asked(LINKS), steps(2)
-    plan = planned(step, ours)
-    gangs = gang_times(plan, ours.costs, ours.cluster)
-    longest = max(
-        sum(both) for both in zip(*(times.tolist() for times in by_slot(plan, gangs, ours.costs)), strict=True)
-    )
-    pipeline = replace(ours, mode="pipeline", stages=3)
-    assert slots_time(plan, pipeline) == pytest.approx(slots_time(plan, ours) + 2 * longest)
-
-
-def test_the_cheapest_candidate_is_taken() -> None:
-    ours, step = asked(LINKS), steps(0)
-    free = lockstep(adaptive(step, replace(ours, mode="free")))
-    prices = [price(plan, ours) for plan in (planned(step, ours), free)]
-    assert price(adaptive(step, ours), ours) == min(prices) < max(prices)
-
-
-def test_where_links_cost_nothing_not_every_sequence_is_split() -> None:
-    """All ranks for each sequence would be perfectly even, and move thirty times as much."""
-    ours, step = asked(capacity=2048), 32 * np.sort(steps(1))
-    slot = np.cumsum(step) // 60_000
-    groups = [[(int(at), range(32)) for at in np.flatnonzero(slot == number)] for number in range(slot[-1] + 1)]
-    cut = emit("static", "lockstep", 32, 2048, step, groups)
-    taken = planned(step, ours)
-    assert slots_time(cut, ours) < slots_time(taken, ours) and price(cut, ours) > price(taken, ours)
-    assert taken.degrees.max() < 32
-
-
-def test_a_giant_and_short_ones_take_few_slots() -> None:
-    ours = asked(LINKS)
-    step = ints(32 * 48, *[5] * 600)
-    plan = planned(step, ours)
-    verify(plan, ours)
-    assert int(plan.slot.max()) + 1 <= 3
 
 
 @pytest.mark.parametrize(("mode", "stages"), [("lockstep", 1), ("pipeline", 2)])

@@ -66,26 +66,6 @@ def test_long_sequences_of_a_pipeline_fall_in_length_and_short_ones_follow(
         assert longest[: len(long)] == sorted(long, reverse=True)
 
 
-def test_levels_are_kept_in_pipelines_of_their_own() -> None:
-    """Four rings of two, six of a shorter level, and short ones: each level on two ranks, with more micro-batches."""
-    step = ints(*[200] * 4, *[160] * 6, *[50] * 40)
-    plan = balanced_pp(step, asked_for(6, 100, 4))
-    levels = [sorted({shard.length for micro in plan.of_rank(rank) for shard in micro.shards}) for rank in range(6)]
-    assert [one[-1] for one in levels] == [200, 200, 160, 160, 50, 50]
-    assert np.diff(plan.micro_start)[[0, 2, 4]].tolist() == sorted(np.diff(plan.micro_start)[[0, 2, 4]].tolist())
-
-
-def test_bubbles_count_as_work() -> None:
-    """With more stages, the ranks of the one long sequence get less other work."""
-    step = ints(3000, *[400] * 160)
-    besides = []
-    for stages in (1, 2, 4):
-        plan = balanced_pp(step, asked_for(16, 500, stages))
-        assert plan.degrees[0] == 6
-        besides.append(len(list(plan.of_rank(plan.ring(0)[0]))) - 1)
-    assert besides == sorted(besides, reverse=True) and len(set(besides)) == 3
-
-
 def bubble(plan: StepPlan, asked: PlanSettings) -> float:
     return float(outcome(plan, asked, simulate(plan, asked))["bubble"])
 
@@ -105,8 +85,3 @@ def test_one_level_leaves_the_bubbles_of_filling_and_draining_alone() -> None:
     plan = balanced_pp(np.full(32, 100, dtype=np.int64), asked)
     assert np.diff(plan.micro_start).tolist() == [8] * 4
     assert bubble(plan, asked) == pytest.approx(3 / 11, abs=1e-4)
-
-
-def test_balanced_is_this_form_in_a_pipeline() -> None:
-    step, asked = ints(40, 9, 33, 16), asked_for(4, 16, 3)
-    assert balanced(step, asked).digest == balanced_pp(step, asked).digest

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,44 +17,6 @@ def test_the_picture_of_the_file() -> None:
     assert stack.first.tolist() == [0, 0, 4, 4, 4, 4, 0]
     assert stack.load.tolist() == [21, 21, 17, 17, 24, 24, 14, 0, 0, 0]
     assert stack.longest.tolist() == [9, 9, 9, 9, 8, 8, 8, 0, 0, 0]
-
-
-def test_bubbles_count() -> None:
-    """Three rings of 5 on one column: 15 and, with three stages, 10 of bubbles."""
-    times, degrees = ints(5, 5, 5), ints(4, 4, 4)
-    assert stacked(times, degrees, ONE_NODE, 3, 25).first.tolist() == [0, 0, 0]
-    assert stacked(times, degrees, ONE_NODE, 3, 24).first.tolist() == [0, 0, 4]
-
-
-def test_a_ring_that_is_too_long_for_the_limit_opens_a_column() -> None:
-    assert stacked(ints(5, 5), ints(5, 5), ONE_NODE, 2, 1).first.tolist() == [0, 5]
-
-
-def test_rings_that_do_not_fit_are_reported() -> None:
-    assert len(stacked(ints(5, 5, 5), ints(5, 5, 5), ONE_NODE, 2, 1).first) == 0
-
-
-def test_no_rings_make_an_empty_stack() -> None:
-    stack = stacked(ints(), ints(), ONE_NODE, 2, 1)
-    assert len(stack.first) == 0 and stack.load.tolist() == stack.longest.tolist() == [0] * 10
-
-
-@pytest.mark.parametrize(
-    ("nodes", "degrees", "first"),
-    [
-        ([4, 4, 4], [3, 3, 3], [0, 4, 8]),
-        ([4, 4, 4], [3, 3, 3, 1], [0, 4, 8, 7]),  # ranks left over next to a border are used
-        ([4, 4, 4], [5, 3, 3], [0, 5, 8]),
-        ([4, 4, 2], [6, 3], [0, 6]),  # does not fit inside a node
-        ([2, 2, 2], [3, 3], [0, 3]),
-    ],
-)
-def test_a_column_that_fits_a_node_lies_in_one_if_possible(
-    nodes: list[int], degrees: list[int], first: list[int]
-) -> None:
-    node_of = np.repeat(np.arange(len(nodes)), nodes)
-    times = np.full(len(degrees), 9, dtype=np.int64)
-    assert stacked(times, ints(*degrees), node_of, 2, 1).first.tolist() == first
 
 
 @given(st.data())

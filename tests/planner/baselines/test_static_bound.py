@@ -28,7 +28,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("longest", [64 * 1024, 200])
+@pytest.mark.parametrize("longest", [64 * 1024, pytest.param(200, marks=pytest.mark.slow)])
 def test_the_bound_is_just_below_the_simulated_time(case: str, longest: int) -> None:
     config = load([*SMALL, "cluster.nodes=4", *CASES[case]])
     settings = Job(config).settings

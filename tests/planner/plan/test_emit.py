@@ -48,17 +48,6 @@ def test_every_rank_runs_its_gangs_in_the_global_order(case: tuple[int, list[int
         assert [min(numbers) for numbers in runs if numbers] == sorted(min(numbers) for numbers in runs if numbers)
 
 
-def test_gangs_are_numbered_from_zero_without_holes() -> None:
-    plan = emit("by hand", "free", 3, 16, ints(8, 2), [[], [(1, (2,))], [], [(0, (0, 1))]])
-    assert np.unique(plan.gang).tolist() == [0, 1]
-
-
-def test_a_micro_batch_takes_the_largest_offload_ratio_of_its_sequences() -> None:
-    groups = [[(0, (0, 1)), (1, (1,))], [(2, (0,))]]
-    plan = emit("by hand", "free", 2, 16, ints(8, 2, 3), groups, offload=ints(200_000, 300_000, 0))
-    assert [[micro.offload for micro in plan.of_rank(rank)] for rank in range(2)] == [[0.2, 0.0], [0.3]]
-
-
 @pytest.mark.parametrize(
     ("group", "ring_start", "ring_ranks", "message"),
     [

@@ -12,8 +12,7 @@ from engine.planner.plan.modes import lockstep
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.planners import PLANNERS
 from engine.planner.proof.verify import verify
-from tests.planner.executor import finishes
-from tests.planner.samples import by_hand, ints, lengths, settings
+from tests.planner.samples import ints, lengths, settings
 
 
 @given(st.sampled_from(sorted(PLANNERS)), st.integers(1, 8), st.data())
@@ -52,25 +51,3 @@ def test_slots_are_those_of_a_search_over_bits(ranks: int, count: int, random: R
     slotted = lockstep(plan)
     slots = slotted.slot[slotted.shard_micro[slotted.ring_start[:-1]]].tolist()
     assert slots == by_bits(plan)
-
-
-def test_micro_batches_keep_their_offload_ratios() -> None:
-    groups = [[(0, (0,))], [(1, (0, 1))], [(2, (1,))]]
-    plan = lockstep(emit("by hand", "free", 2, 16, ints(4, 9, 5), groups, offload=ints(1, 20, 300)))
-    ratios = [{s.sequence: micro.offload for micro in plan.of_rank(rank) for s in micro.shards} for rank in range(2)]
-    assert ratios == [{0: 1e-6, 1: 20e-6}, {1: 20e-6, 2: 300e-6}]
-
-
-def test_a_gang_takes_the_first_slot_in_which_all_its_ranks_are_idle() -> None:
-    groups = [[(0, (0,))], [(1, (0, 1))], [(2, (1,))], [(3, (1,))]]
-    plan = lockstep(emit("by hand", "free", 2, 16, ints(4, 9, 5, 6), groups))
-    slots = [[[s.sequence for s in micro.shards] for micro in plan.of_rank(rank)] for rank in range(2)]
-    assert slots == [[[0], [1], []], [[2], [1], [3]]]
-
-
-def test_gangs_may_have_any_numbers() -> None:
-    """Gang numbers need not follow the order of ranks: slots define the order."""
-    plan = by_hand([9, 9, 3], [(0, 1), (1, 2), (0,)], [[[2], [0]], [[1], [0]], [[1]]])
-    slotted = lockstep(plan)
-    verify(slotted, settings(ranks=3, mode="lockstep"))
-    assert finishes(slotted)

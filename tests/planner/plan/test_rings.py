@@ -6,13 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.planner.plan.rings import folded, least_busy
-from tests.planner.samples import ints
-
-
-def test_a_folded_ring_goes_out_over_every_second_rank_and_back() -> None:
-    assert folded(4, 6, 16).tolist() == [4, 6, 8, 9, 7, 5]
-    assert folded(6, 3, 8).tolist() == [6, 0, 7]
-    assert folded(3, 1, 8).tolist() == [3]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8, 13])
@@ -35,7 +28,3 @@ def test_least_busy_finds_the_ranks_that_can_start_first(load: list[int], data: 
     windows = [[load[(first + offset) % len(load)] for offset in range(degree)] for first in range(len(load))]
     best = min(range(len(load)), key=lambda first: (max(windows[first]), -sum(windows[first]), first))
     assert least_busy(np.array(load), degree) == best
-
-
-def test_among_equal_ranks_those_that_wait_the_least_win() -> None:
-    assert least_busy(ints(0, 5, 4, 5, 5), 2) == 3

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.planner.plan import schedule
-from engine.planner.plan.schedule import Transfer
 
 DIRECTIONS: tuple[schedule.Direction, ...] = ("forward", "backward", "counts")
-DEGREES = [*range(1, 10), 16, 31]
+DEGREES = [*range(1, 6), 8]
 
 
 def chunk_bounds(length: int, degree: int) -> list[int]:
@@ -145,8 +144,3 @@ def _passed(holds: list[int], degree: int, round_: int, direction: schedule.Dire
                 assert transfer.send == holds[part]
                 after[(part + 1) % degree] = transfer.send
     return after
-
-
-def test_in_the_backward_pass_keys_are_sent_before_gradients() -> None:
-    assert schedule.transfers(3, 0, 1, "backward") == (Transfer("kv", 2, 1), Transfer("dkv", 0, 2))
-    assert schedule.transfers(1, 0, 0, "backward") == ()
