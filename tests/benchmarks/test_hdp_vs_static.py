@@ -26,19 +26,6 @@ def cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bench.Cell]:
     return bench.cells(tmp_path)
 
 
-def test_two_contexts_of_two_corpora(cells: list[bench.Cell]) -> None:
-    assert [(cell.context // K, cell.data) for cell in cells] == [
-        (context, data) for context in (8, 32) for data in ("standard library", "github mix, 32K")
-    ]
-
-
-def test_what_needs_no_ring_is_by_tokens(cells: list[bench.Cell]) -> None:
-    """Of each 24K tokens, 4K fit a rank at context 32K; at 8K also the last piece of the long document does."""
-    of_8k, of_32k = cells[1], cells[3]
-    assert bench.needs_no_ring(of_32k, 1) == pytest.approx(4 / 24, abs=0.03)
-    assert bench.needs_no_ring(of_8k, 1) == pytest.approx(8 / 24, abs=0.03)
-
-
 def test_the_best_round_of_each_is_compared(cells: list[bench.Cell], monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = {"static-0": 100.0, "static-1": 80.0, "balanced-0": 90.0, "balanced-1": 150.0}
     monkeypatch.setattr(bench, "tokens_per_s", lambda cell, planner, steps, out: speeds[out.name[-len(planner) - 2 :]])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from benchmarks import loss, mixed
+from benchmarks.traces import TRACES, draw, settings_of
 from tests.benchmarks.rows import measured
 
 pytestmark = pytest.mark.long
@@ -14,6 +16,14 @@ def test_the_loss() -> None:
     plain, chunks = measured(loss, "plain", "chunks", "--tokens", "64", "--vocab", "500", "--hidden", "8")["rows"]
     assert (plain["peak_over_first"], plain["difference_loss"]) == (1, 0)
     assert chunks["difference_weight"] < 1e-5
+
+
+def test_traces() -> None:
+    for trace in TRACES:
+        settings, lengths = settings_of(trace, 8), draw(trace, 8, 50, seed=1)
+        assert len(lengths) == 50 and lengths.min() >= 1 and lengths.max() <= settings.context
+        assert np.array_equal(lengths, draw(trace, 8, 50, seed=1))
+        assert not np.array_equal(lengths, draw(trace, 8, 50, seed=2))
 
 
 def test_a_mixed_cluster() -> None:

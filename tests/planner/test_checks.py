@@ -10,6 +10,7 @@ from engine.job import Job
 from engine.planner.checks import check_longest, check_nodes, check_planner
 from engine.planner.make import plan_step
 from tests.planner.samples import ints
+from tests.refusals import refused
 
 
 def test_a_sequence_longer_than_all_ranks_hold_is_refused(tmp_path: Path) -> None:
@@ -17,27 +18,24 @@ def test_a_sequence_longer_than_all_ranks_hold_is_refused(tmp_path: Path) -> Non
     hosts.write_text("localhost slots=2\n")
     found = Job(load([f"cluster.hostfile={hosts}", "context=5K", "capacity=2K"])).settings
     check_longest(4096, found)
-    with pytest.raises(MemoryFitError, match="4097 tokens does not fit: 2 ranks x capacity 2K = 4K") as caught:
+    with refused(MemoryFitError, "context"):
         check_longest(4097, found)
-    assert caught.value.problems[0].key == "context"
 
 
 def test_more_ranks_of_a_hostfile_than_can_be_planned_are_refused(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("alpha slots=65536\nbeta slots=1\n")
     found = Job(load([f"cluster.hostfile={hosts}"])).settings
-    with pytest.raises(ConfigError, match="65,537 HDP ranks exceed the maximum of 65,536") as caught:
+    with refused(ConfigError, "cluster.hostfile"):
         check_planner(found)
-    assert caught.value.problems[0].key == "cluster.hostfile"
 
 
 @pytest.mark.parametrize(("planner", "least"), [("static", 2), ("naive", 4), ("balanced", 4), ("adaptive", 4)])
 def test_too_few_peers_for_the_planner_are_refused(planner: str, least: int) -> None:
     common = ["cluster.ranks_per_node=8", f"planner={planner}"]
     check_planner(Job(load([*common, f"planner.max_peers={least}"])).settings)
-    with pytest.raises(ConfigError, match=f"needs up to {least} peers per rank") as caught:
+    with refused(ConfigError, "planner.max_peers"):
         check_planner(Job(load([*common, f"planner.max_peers={least - 1}"])).settings)
-    assert caught.value.problems[0].key == "planner.max_peers"
 
 
 def test_a_small_world_needs_few_peers() -> None:
@@ -52,5 +50,5 @@ def test_a_host_too_small_for_the_states_is_not_reported_as_a_node_without_memor
     own = Job(load([*keys, *memory])).settings
     assert own.host_memory < 0 < own.least_capacity
     check_nodes(own)
-    with pytest.raises(MemoryFitError, match="the model states on the host need"):
+    with refused(MemoryFitError, "cluster.host_memory"):
         plan_step(ints(100), own)

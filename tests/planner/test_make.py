@@ -28,6 +28,7 @@ from engine.planner.settings import PlanSettings
 from engine.units import PPM
 from tests.planner.executor import finishes
 from tests.planner.samples import COSTS, LINKED_COSTS, RATES, device, ints, lengths, settings, staged_costs
+from tests.refusals import refused
 
 MODES = ("free", "lockstep", "pipeline")
 
@@ -156,42 +157,40 @@ def test_a_plan_shares_no_memory_with_its_caller() -> None:
 
 
 def test_a_sequence_that_all_ranks_cannot_hold_is_refused() -> None:
-    with pytest.raises(MemoryFitError, match="65 tokens does not fit: 4 ranks x capacity 16 = 64") as caught:
+    with refused(MemoryFitError, "context"):
         plan_step(ints(3, 65), settings(context=100))
-    assert caught.value.problems[0].key == "context"
 
 
 def test_a_sequence_above_the_context_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a sequence of 33 tokens is longer than context=32"):
+    with refused(ConfigError, "context"):
         plan_step(ints(3, 33), settings(context=32))
 
 
 @pytest.mark.parametrize("length", [0, -5])
 def test_a_length_that_is_not_positive_is_refused(length: int) -> None:
-    with pytest.raises(DataError, match=f"sequence 1 has {length} tokens"):
+    with refused(DataError, None, hint=False):
         plan_step(ints(3, length), settings())
 
 
 def test_a_step_without_sequences_is_refused() -> None:
-    with pytest.raises(DataError, match="without sequences"):
+    with refused(DataError, None, hint=False):
         plan_step(ints(), settings())
 
 
 @pytest.mark.parametrize("lengths", [[100.9, 1.99], [[1, 2], [3, 4]], [True, False]])
 def test_lengths_that_are_not_a_1d_array_of_integers_are_refused(lengths: list[object]) -> None:
-    with pytest.raises(DataError, match="a 1-D array of integers, not"):
+    with refused(DataError, None, hint=False):
         plan_step(np.array(lengths), settings())
 
 
 def test_more_sequences_than_can_be_planned_in_time_are_refused() -> None:
-    with pytest.raises(ConfigError, match="a step of 2,097,153 sequences is too large to plan") as caught:
+    with refused(ConfigError, "batch_tokens"):
         plan_step(np.ones(MOST_SEQUENCES + 1, dtype=np.int64), settings())
-    assert caught.value.problems[0].key == "batch_tokens"
 
 
 def test_a_node_that_holds_nothing_is_refused_by_name() -> None:
     cluster = Cluster((Node("large", 2), Node("tiny", 2, memory=COSTS.fixed_bytes)), 2**40)
-    with pytest.raises(MemoryFitError, match="a rank of node tiny has no memory left for even one token"):
+    with refused(MemoryFitError, "cluster.hostfile"):
         plan_step(ints(3, 4), replace(settings(), cluster=cluster))
 
 
@@ -200,17 +199,16 @@ def test_a_sequence_that_a_small_node_cannot_hold_is_refused_with_what_would_do(
     cluster = Cluster((Node("large", 4), Node("small", 2, memory=3500)), 6000)
     asked = replace(settings(capacity=40, context=1000), cluster=cluster)
     least = asked.least_capacity
-    refusal = f"6 ranks x capacity {least} = {6 * least}, because the memory of node small is too small"
-    with pytest.raises(MemoryFitError, match=refusal) as caught:
+    with refused(MemoryFitError, "context") as problems:
         plan_step(ints(6 * least + 1), asked)
-    assert caught.value.problems[0].hint == f"set context={6 * least}, use more ranks, or leave the node out"
+    assert f"context={6 * least}," in str(problems[0].hint)
     plan_step(ints(6 * least), asked)
 
 
 def test_the_largest_capacity_with_offload_is_planned_and_one_more_token_refused() -> None:
     full = int(COSTS.peak_bytes(ints(40), ints(40), PPM)[0])
     asked = replace(settings(capacity=41, device_memory=full), offload=PPM, host_memory=2**40)
-    with pytest.raises(MemoryFitError, match=r"a micro-batch of 41 tokens needs .* of device memory"):
+    with refused(MemoryFitError, "capacity"):
         plan_step(ints(41), asked)
     assert largest_capacity(asked) == 40
     verify(plan_step(ints(40, 70), replace(asked, capacity=40)), replace(asked, capacity=40))
@@ -242,7 +240,7 @@ def test_the_usual_memory_is_that_of_an_existing_rank() -> None:
 
 def test_a_planner_that_needs_more_peers_is_refused() -> None:
     asked = settings("static", 8, max_peers=2)
-    with pytest.raises(ConfigError, match="the naive planner needs up to 4 peers per rank, but max_peers is 2"):
+    with refused(ConfigError, "planner.max_peers"):
         plan_step(ints(8), asked.by("naive"))
 
 
@@ -260,34 +258,30 @@ def test_the_largest_capacity_with_offload_is_more_than_without() -> None:
 def test_a_capacity_that_the_device_cannot_hold_is_refused_with_both_sizes() -> None:
     full = int(COSTS.peak_bytes(ints(16), ints(16))[0])
     plan_step(ints(30, 30), settings(device_memory=full))
-    with pytest.raises(MemoryFitError) as caught:
+    with refused(MemoryFitError, "capacity") as problems:
         plan_step(ints(30, 30), settings(device_memory=full - 1))
-    problem = caught.value.problems[0]
-    assert problem.key == "capacity" and "estimate-memory --fit" in str(problem.hint)
     need, leaves = format_apart(full, full - 1)
-    assert (
-        need != leaves and f"needs {need} of device memory, but a rank has only {leaves} available" in problem.message
-    )
+    assert need != leaves and need in problems[0].message and leaves in problems[0].message
     plan_step(ints(30, 30), settings(device_memory=full - 1, capacity=15))
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_model_whose_bytes_pass_64_bits_is_refused_too() -> None:
     huge = replace(COSTS, token_bytes=2**70, fixed_bytes=2**65)
-    with pytest.raises(MemoryFitError, match=r"needs [0-9,]+\.0 TiB of device memory"):
+    with refused(MemoryFitError, "capacity"):
         plan_step(ints(30), replace(settings(), costs=huge))
 
 
 def test_model_states_that_the_host_cannot_hold_are_refused_with_both_sizes() -> None:
     asked = replace(settings(), costs=replace(COSTS, host_fixed_bytes=2**20 + 1), host_memory=-1)
-    with pytest.raises(MemoryFitError, match=r"need 1\.000001 MiB .* only 1\.000000 MiB") as caught:
+    with refused(MemoryFitError, "cluster.host_memory") as problems:
         plan_step(ints(30), asked)
-    assert caught.value.problems[0].key == "cluster.host_memory"
+    assert "1.000001 MiB" in problems[0].message and "1.000000 MiB" in problems[0].message
 
 
 @pytest.mark.parametrize("memory", [0, COSTS.fixed_bytes])
 def test_a_device_without_memory_for_a_token_is_refused(memory: int) -> None:
-    with pytest.raises(MemoryFitError, match="of device memory"):
+    with refused(MemoryFitError, "capacity"):
         plan_step(ints(30), settings(device_memory=memory))
 
 
@@ -297,7 +291,7 @@ def test_a_planner_that_breaks_a_rule_is_caught(mode: str, monkeypatch: pytest.M
         return emit("broken", "free", 4, 16, step, [[(0, (0, 1))], [(1, (2,))]])
 
     monkeypatch.setitem(PLANNERS, "balanced", replace(PLANNERS["balanced"], plan=broken, modes=("free",)))
-    with pytest.raises(PlanError, match="rank 2 holds 17 tokens") as caught:
+    with pytest.raises(PlanError) as caught:
         plan_step(ints(9, 17), settings(mode=mode))
     assert caught.value.rule == 2
 
@@ -306,7 +300,7 @@ def test_a_planner_that_plans_other_sequences_is_caught(monkeypatch: pytest.Monk
     plan = plan_step(ints(9, 12), settings())
     other = replace(PLANNERS["balanced"], plan=lambda step, asked: replace(plan, lengths=ints(9, 11)))
     monkeypatch.setitem(PLANNERS, "balanced", other)
-    with pytest.raises(PlanError, match="differ from the given ones") as caught:
+    with pytest.raises(PlanError) as caught:
         plan_step(ints(9, 12), settings())
     assert caught.value.rule == 0
 

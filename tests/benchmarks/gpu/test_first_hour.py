@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import first_hour, on_gpu
-from benchmarks.gpu.first_hour import MISSED, PARTS, Outcome, Part, duration, keys_of, least_s, main, read_outcomes
+from benchmarks.gpu import first_hour
+from benchmarks.gpu.first_hour import PARTS, Part, main, read_outcomes
 
 pytestmark = pytest.mark.long
 
@@ -82,13 +82,6 @@ def test_each_part_has_its_fate_and_the_others_go_on(folder: Path, capsys: pytes
     assert "- missed: missed: a: 2 s (target: 1 s)" in said and "- refused: failed: a: no GPU" in said
 
 
-def test_a_part_that_is_stopped_leaves_no_process(folder: Path) -> None:
-    main(["--out", str(folder)], [part("hangs", 0.5)])
-    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert "sleep 1000" not in found
-    assert not any(str(folder) in line for line in found)
-
-
 def test_a_second_run_continues(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Parts that are done or missed their target are skipped; new ones come before those with a failure."""
     names = ("crashed", "refused", "crashed_late", "missed", "good")
@@ -104,41 +97,6 @@ def test_a_second_run_continues(folder: Path, capsys: pytest.CaptureFixture[str]
     assert said.index("what late answers") < said.index("what crashed answers")
 
 
-@pytest.mark.parametrize("name", ["silent", "missed_nothing", "hangs_at_once"])
-def test_a_part_without_a_result_keeps_that_of_an_earlier_run(
-    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The earlier result does not count as this run's."""
-    (first_hour.FOLDER / "hangs_at_once.py").write_text("import time; time.sleep(1000)")
-    folder.mkdir()
-    (folder / f"{name}.json").write_text('{"n": 1}')
-    assert main(["--out", str(folder)], [part(name, 1.0)]) == 1
-    outcome = read_outcomes(folder)[name]
-    assert outcome.state in ("failed", "timed out") and not outcome.wrote
-    assert json.loads((folder / f"{name}.json").read_text()) == {"n": 1}
-    assert "s; its result is of an earlier run" in capsys.readouterr().out
-
-
-def test_a_new_result_replaces_the_earlier_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder.mkdir()
-    (folder / "hangs.json").write_text('{"n": 1}')
-    main(["--out", str(folder)], [part("hangs", 0.5)])
-    assert json.loads((folder / "hangs.json").read_text()) == {"rows": []}, "what it had measured when it was stopped"
-    assert json.loads((folder / "hangs.old").read_text()) == {"n": 1}
-    assert "earlier run" not in capsys.readouterr().out
-
-
-def test_the_exit_code_of_a_missed_target_is_that_of_the_benchmarks() -> None:
-    assert on_gpu.MISSED == MISSED
-
-
-def test_a_selected_part_runs_again(folder: Path) -> None:
-    parts = [part("missed"), part("good")]
-    main(["--out", str(folder)], parts)
-    assert main(["--out", str(folder), "--only", "good"], parts) == 0
-    assert (runs(folder, "good"), runs(folder, "missed")) == (2, 1)
-
-
 def test_the_budget_bounds_all_parts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A part that gets less than half of its limit is left for the next run; shorter ones still run."""
     parts = [part("hangs", 1.5), part("missed", 60.0), part("good", 30.0)]
@@ -151,52 +109,6 @@ def test_the_budget_bounds_all_parts(folder: Path, capsys: pytest.CaptureFixture
     )
 
 
-def test_a_part_that_was_done_before_starts_with_the_time_it_took() -> None:
-    done, slow, failed = Outcome("done", 9.0, 60.0), Outcome("missed", 50.0, 60.0), Outcome("failed", 1.0, 60.0)
-    assert [least_s(part("good"), before) for before in (None, done, slow, failed)] == [30, 9, 30, 30]
-
-
-def test_ctrl_c_ends_the_part_and_summarises(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupt(self: subprocess.Popen[bytes], timeout: float | None = None) -> int:
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    programs = first_hour.FOLDER
-    monkeypatch.setattr(subprocess.Popen, "wait", interrupt)
-    monkeypatch.setattr(first_hour, "FOLDER", programs)
-    assert main(["--out", str(folder)], [part("hangs"), part("good")]) == 1
-    said = capsys.readouterr()
-    assert "stopped; run the same command to continue" in said.err
-    assert "hangs         not run" in said.out, "it is tried again"
-
-
-def test_a_dry_run_asks_every_part_for_one_and_prints_its_keys(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--out", str(folder), "--dry-run"], [part("good")]) == 0
-    assert (folder / "good.args").read_text().endswith("--dry-run")
-    assert "    n, rows[].case, rows[].x" in capsys.readouterr().out
-
-
-def test_a_dry_run_has_results_of_its_own() -> None:
-    assert first_hour.parse([], []).out == Path("first_hour")
-    assert first_hour.parse(["--dry-run"], []).out == Path("dry_run")
-
-
-def test_missing_packages_are_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    absent = {"deepspeed", "hydra"}
-    monkeypatch.setattr(first_hour, "find_spec", lambda module: None if module in absent else object())
-    assert main(["--out", str(folder)], [part("good")]) == 0, "other parts still run"
-    assert "not installed: deepspeed, hydra-core; parts that need them fail" in capsys.readouterr().err
-    absent.add("torch")
-    assert main(["--out", str(folder)], [part("good")]) == 3
-    assert runs(folder, "good") == 1
-
-
 def test_the_program_needs_the_standard_library_only() -> None:
     code = "import sys, benchmarks.gpu.first_hour as f; f.main(['--list']); print(set(sys.modules) & set(f.NEEDED))"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=first_hour.ROOT)
@@ -204,30 +116,3 @@ def test_the_program_needs_the_standard_library_only() -> None:
     *listed, total = done.stdout.splitlines()[:-1]
     assert [line.split()[0] for line in listed] == [one.name for one in PARTS]
     assert total == f"all: at most {sum(one.limit_s for one in PARTS) / 60:.0f} minutes"
-
-
-def test_every_part_is_a_program_with_its_options() -> None:
-    assert len({one.name for one in PARTS}) == len(PARTS)
-    for one in PARTS:
-        assert (first_hour.FOLDER / one.command[0]).exists()
-    assert all(one.limit_s < 600 for one in PARTS)
-    order = [one.name for one in PARTS]
-    assert order[:3] == ["machine", "tests", "probe"] and order[-1] == "longest", "the most informative first"
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("28m", 1680), ("90s", 90), ("0.5h", 1800)])
-def test_durations(text: str, seconds: float) -> None:
-    assert duration(text) == seconds
-
-
-@pytest.mark.parametrize("arguments", [["--budget", "28"], ["--only", "good,bad"]])
-def test_wrong_arguments_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(arguments, [part("good")])
-    assert left.value.code == 2
-    said = capsys.readouterr().err
-    assert "invalid duration value: '28'" in said or "unknown part bad; the parts are good" in said
-
-
-def test_keys_of_rows_are_joined() -> None:
-    assert keys_of({"a": 1, "rows": [{"x": 1}, {"y": 2, "x": 3}]}) == ["a", "rows[].x", "rows[].y"]

@@ -49,20 +49,19 @@ def test_every_rank_runs_its_gangs_in_the_global_order(case: tuple[int, list[int
 
 
 @pytest.mark.parametrize(
-    ("group", "ring_start", "ring_ranks", "message"),
+    ("group", "ring_start", "ring_ranks"),
     [
-        (ints(0, 0), ints(0, 1, 2), ints(0, 3), r"ring_ranks\[1\] is 3"),
-        (ints(0, 0), ints(0, 1, 2), ints(-1, 0), r"ring_ranks\[0\] is -1"),
-        (ints(0, 0), ints(0, 2, 2), ints(0, 1), "one ring of at least one rank"),
-        (ints(0), ints(0, 1, 2), ints(0, 1), "has one group"),
-        (ints(0, -1), ints(0, 1, 2), ints(0, 1), "a group has the number -1"),
+        (ints(0, 0), ints(0, 1, 2), ints(0, 3)),
+        (ints(0, 0), ints(0, 1, 2), ints(-1, 0)),
+        (ints(0, 0), ints(0, 2, 2), ints(0, 1)),
+        (ints(0), ints(0, 1, 2), ints(0, 1)),
+        (ints(0, -1), ints(0, 1, 2), ints(0, 1)),
     ],
 )
-def test_what_compiled_code_does_not_check_is_refused(
-    group: Ints, ring_start: Ints, ring_ranks: Ints, message: str
-) -> None:
-    with pytest.raises(PlanError, match=message):
+def test_what_compiled_code_does_not_check_is_refused(group: Ints, ring_start: Ints, ring_ranks: Ints) -> None:
+    with pytest.raises(PlanError) as caught:
         build("by hand", "free", 3, 16, Placement(np.full(len(group), 5), group, ring_start, ring_ranks))
+    assert caught.value.rule == 0
 
 
 @given(random_groups())

@@ -214,8 +214,9 @@ def test_micro_batches_in_flight_must_fit_together() -> None:
         if fits:
             verify(pipeline(), own)
         else:
-            with pytest.raises(PlanError, match=f"needs {needs} bytes in micro-batch 1"):
+            with pytest.raises(PlanError) as caught:
                 verify(pipeline(), own)
+            assert caught.value.rule == 2
 
 
 @pytest.mark.parametrize(
@@ -231,13 +232,13 @@ def test_rule_2_counts_bytes() -> None:
     peak = 1000 + 14 * 100 + 14 * 10 + 14 * 5
     plan = by_hand([20, 8], [(0, 1), (1, 0)], [[[0, 1]], [[0, 1]]])
     verify(plan, settings(ranks=2, device_memory=peak))
-    with pytest.raises(PlanError, match=f"rank 0 needs {peak} bytes") as caught:
+    with pytest.raises(PlanError) as caught:
         verify(plan, settings(ranks=2, device_memory=peak - 1))
     assert caught.value.rule == 2
 
 
 def test_rule_0_allows_stages_in_pipelines_only() -> None:
-    with pytest.raises(PlanError, match="free mode has no stages, but the plan has 2") as caught:
+    with pytest.raises(PlanError) as caught:
         verify(replace(good(), stages=2), replace(SETTINGS, stages=2))
     assert caught.value.rule == 0
 
@@ -247,14 +248,14 @@ def test_rule_2_counts_the_activations_that_stay_on_the_device() -> None:
     groups = [[(0, (0,))]]
     asked = replace(settings(ranks=1), offload=500_000, host_memory=400)
     verify(emit("by hand", "free", 1, 16, ints(20), groups, offload=ints(400_000)), asked)
-    with pytest.raises(PlanError, match="rank 0 holds 17 tokens in micro-batch 0, above 16") as caught:
+    with pytest.raises(PlanError) as caught:
         verify(emit("by hand", "free", 1, 16, ints(20), groups, offload=ints(399_999)), asked)
     assert caught.value.rule == 2
 
 
 def test_rule_2_counts_the_bytes_on_the_host() -> None:
     plan = emit("by hand", "free", 1, 16, ints(20), [[(0, (0,))]], offload=ints(400_000))
-    with pytest.raises(PlanError, match="rank 0 offloads 400 bytes in micro-batch 0, above 399") as caught:
+    with pytest.raises(PlanError) as caught:
         verify(plan, replace(settings(ranks=1), offload=500_000, host_memory=399))
     assert caught.value.rule == 2
 
@@ -264,7 +265,7 @@ def test_rule_2_uses_the_capacity_of_each_rank() -> None:
     cluster = Cluster((Node("large", 1), Node("small", 1, memory=2000)), device_memory=3000)
     asked = replace(settings(ranks=2), cluster=cluster)
     verify(emit("by hand", "free", 2, 16, ints(16, 8), [[(0, (0,)), (1, (1,))]]), asked)
-    with pytest.raises(PlanError, match="rank 1 holds 9 tokens in micro-batch 1, above 8") as caught:
+    with pytest.raises(PlanError) as caught:
         verify(emit("by hand", "free", 2, 16, ints(16, 9), [[(0, (0,)), (1, (1,))]]), asked)
     assert caught.value.rule == 2
 
@@ -273,7 +274,7 @@ def test_rule_5_allows_no_slots_in_a_pipeline() -> None:
     plan = emit("by hand", "pipeline", 1, 16, ints(9), [[(0, (0,))]], stages=2)
     asked = settings(ranks=1, mode="pipeline", stages=2)
     verify(plan, asked)
-    with pytest.raises(PlanError, match="micro-batch 0 has slot 0 in pipeline mode") as caught:
+    with pytest.raises(PlanError) as caught:
         verify(replace(plan, slot=ints(0)), asked)
     assert caught.value.rule == 5
 
@@ -289,7 +290,7 @@ def test_the_first_duplicate_in_a_row_is_found(rows: list[list[int]]) -> None:
 def test_rule_7_bounds_the_peers() -> None:
     plan = by_hand([9], [(0, 1, 2)], [[[0]], [[0]], [[0]]])
     verify(plan, settings(ranks=3, max_peers=2))
-    with pytest.raises(PlanError, match="rank 0 has 2 peers, more than 1") as caught:
+    with pytest.raises(PlanError) as caught:
         verify(plan, settings(ranks=3, max_peers=1))
     assert caught.value.rule == 7
 

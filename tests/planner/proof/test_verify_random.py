@@ -110,7 +110,7 @@ def test_unequal_counts_may_deadlock_a_pipeline_but_not_free_ranks() -> None:
     verify(plan, settings(ranks=2))
     assert finishes(plan)
     piped = staged(plan, 2)
-    with pytest.raises(PlanError, match="gangs 0, 1, 2 wait for each other") as caught:
+    with pytest.raises(PlanError) as caught:
         verify(piped, settings(ranks=2, mode="pipeline", stages=2))
     assert caught.value.rule == 4 and not finishes(piped)
 
