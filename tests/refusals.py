@@ -17,17 +17,21 @@ MOST = 300  # characters of a message, paths included
 
 
 @contextmanager
-def refused(kind: type[BytescaleError], *keys: str | Path | None, hint: bool = True) -> Iterator[list[Problem]]:
+def refused(
+    kind: type[BytescaleError], *keys: str | Path | None, hint: bool = True, **fields: object
+) -> Iterator[list[Problem]]:
     """Assert that the block raises exactly an error of `kind` whose problems have these keys, in this order.
 
     A key that begins with `...` is the end of the place: "...a.jsonl:3". Without keys there is one problem anywhere.
-    Each problem must be one sentence on one line; unless `hint` is false, it must say how to go on.
+    Each problem must be one sentence on one line; unless `hint` is false, it must say how to go on. Further `fields`
+    are values of attributes of the error.
     Yields the list of problems, which is filled when the block ends.
     """
     problems: list[Problem] = []
     with pytest.raises(kind) as caught:
         yield problems
     assert type(caught.value) is kind
+    assert {name: getattr(caught.value, name) for name in fields} == fields, caught.value
     problems += caught.value.problems
     places = [problem.key for problem in problems]
     if keys:

@@ -17,7 +17,9 @@ def test_kind_place_and_way_out(tmp_path: Path) -> None:
     with refused(ConfigError, "run.steps", "...a.jsonl") as problems:
         raise_(ConfigError.of(two))
     assert problems == two
-    with refused(DataError, hint=False):
+    with refused(DataError, hint=False, code=4):
+        raise_(DataError("nothing"))
+    with pytest.raises(AssertionError), refused(DataError, hint=False, code=5):
         raise_(DataError("nothing"))
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import ParamSpec
@@ -37,13 +38,17 @@ _CONSEQUENCES = (ExitCode.BUG, ExitCode.HANG)
 
 
 class RankError(BytescaleError):
-    """A rank failed. `code` is the rank's exit code, 128 + N if signal N killed it, or BUG if it gave no reason."""
+    """A rank failed. `code` is the rank's exit code, 128 + N if signal N killed it, or BUG if it gave no reason.
+
+    `rank` and `host` are where the first failure was. If a whole host failed, `rank` is its first one.
+    """
 
     traced = True
 
-    def __init__(self, message: str, code: int, key: Path, hint: str) -> None:
+    def __init__(self, message: str, code: int, key: Path, hint: str, rank: int, host: str) -> None:
         super().__init__(message, key=str(key), hint=hint)
         self.code = code  # type: ignore[assignment]  # the code of a signal is not in the table
+        self.rank, self.host = rank, host
         self.asked = False  # whether the run was also asked to stop
 
 
@@ -189,7 +194,7 @@ def _wait(
         if deadline is None and (rank := nodes.stopped()) is not None:
             where = nodes.patience.where(rank)
             message = f"rank {rank} was stopped by a signal{where and f' in {where}'}; the others wait for it"
-            raise RankError(message, ExitCode.HANG, folder.log(rank), how_to_resume(folder))
+            raise RankError(message, ExitCode.HANG, folder.log(rank), how_to_resume(folder), rank, nodes.hosts[rank])
         if deadline is None and (hang := nodes.patience.hang()) is not None:
             # The stacks must be in the logs before the error ends the ranks.
             nodes.tell(protocol.Stacks())
@@ -197,7 +202,8 @@ def _wait(
             while time.monotonic() < last:
                 nodes.look(POLL_S)
             hint = f"what its threads do is in its log; {how_to_resume(folder)}"
-            raise RankError(hang.message, ExitCode.HANG, folder.log(hang.rank), hint)
+            rank = hang.rank
+            raise RankError(hang.message, ExitCode.HANG, folder.log(rank), hint, rank, nodes.hosts[rank])
     tick()
     return max(asked, _urgency(requests), nodes.asked_to_stop)
 
@@ -267,26 +273,27 @@ def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], fold
 
     rank = min(blamed, key=order)
     end, cause = blamed[rank], blamed[rank].cause
-    logs, log = f"the logs of all ranks are in {folder.logs}", folder.log(rank)
+    logs, host = f"the logs of all ranks are in {folder.logs}", hosts[rank]
+    failed_with = partial(RankError, key=folder.log(rank), rank=rank, host=host)
     if cause is not None:
         problem = cause.problem
         place = f" ({problem.key})" if problem.key else ""
         message = problem.message if cause.whole else f"rank {rank} failed: {problem.message}{place}"
-        raise RankError(message, cause.code, log, problem.hint or logs)
+        raise failed_with(message, cause.code, hint=problem.hint or logs)
     if end.code < 0:  # a signal killed it, so it wrote no cause
         message = f"rank {rank} was killed by {signal.Signals(-end.code).name}"
         if -end.code == signal.SIGKILL:
             message += " (Linux does this when a host runs out of memory)"
         if -end.code == signal.SIGBUS:
             message += " (Linux does this when a file in memory finds no space, for example in a full /dev/shm)"
-        raise RankError(message, 128 - end.code, log, how_to_resume(folder))
+        raise failed_with(message, 128 - end.code, hint=how_to_resume(folder))
     if end.code == ExitCode.STORAGE:  # the rank could not write the cause either
         message = f"rank {rank} could not write its files: the disk is full, or storage failed"
-        raise RankError(message, end.code, log, f"free some space; then {how_to_resume(folder)}")
-    place = "" if is_local(hosts[rank]) else f" on {hosts[rank]}"
+        raise failed_with(message, end.code, hint=f"free some space; then {how_to_resume(folder)}")
+    place = "" if is_local(host) else f" on {host}"
     said = f": {end.said}" if end.said else " without an error message"
     message = f"rank {rank}{place} exited with code {end.code}{said}"
-    raise RankError(message, ExitCode.BUG, log, logs)
+    raise failed_with(message, ExitCode.BUG, hint=logs)
 
 
 def stopped_on_request(folder: RunFolder, saved: bool) -> PreemptedError:

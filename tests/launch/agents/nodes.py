@@ -6,14 +6,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from engine.control.link import Link
 from engine.control.protocol import Message, Start, Tree, Work
+from engine.errors import Problem
 from engine.launch.agents.commands import NodeCommand
+from engine.launch.agents.ranks import RankError
 from engine.run.folder import RunFolder
+from tests.refusals import refused
 
 M = TypeVar("M", bound=Message)
 AGENT = (sys.executable, "-m", "engine.launch.agents.agent")
@@ -85,6 +89,11 @@ def node(
 ) -> NodeCommand:
     """A node whose agent `start` starts."""
     return NodeCommand(host, start, {}, work(folder, *programs, first=first))
+
+
+def failure(folder: RunFolder, rank: int, code: int, host: str = "localhost") -> AbstractContextManager[list[Problem]]:
+    """Assert that the block raises a RankError which names this rank, its log and its host, with this exit code."""
+    return refused(RankError, folder.log(rank), code=code, rank=rank, host=host)
 
 
 class Launcher:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +29,20 @@ from engine.control.protocol import (
     Ended,
     Hello,
     Kill,
-    Start,
     Stop,
     Tree,
     line_of,
     message_of,
 )
+from engine.control.signals import STOP_SIGNALS
 from engine.control.sockets import Listener
 from engine.errors import Problem
 from engine.launch.agents import agent as agents
 from engine.launch.agents.agent import Agent, last_line, write_stacks
 from engine.run.folder import RunFolder
-from tests.launch.agents.nodes import WAITS, Launcher, real_rank, start, work
+from tests.launch.agents.nodes import Launcher, real_rank, start, work
+
+pytestmark = pytest.mark.long
 
 pytestmark = pytest.mark.long
 
@@ -185,17 +186,6 @@ def test_ranks_ignore_the_signal_that_slurm_may_send_to_all_processes(folder: Ru
     assert folder.log(0).read_text() == "goes on\n"
 
 
-def test_a_program_that_cannot_be_started_is_a_cause(folder: RunFolder, launcher: Launcher) -> None:
-    """The other ranks of the node run."""
-    given = work(folder, WAITS, first=1)
-    launcher.link.send(Start(replace(given, ranks=[(0, ["/no/such/python"]), *given.ranks]), None))
-    ended = launcher.until(Ended)
-    assert ended.cause is not None and (ended.rank, ended.code, ended.cause.code) == (0, 127, 3)
-    assert ended.cause.problem.message.endswith(": /no/such/python: No such file or directory")
-    launcher.link.send(Stop())
-    assert launcher.until(Ended).code == 75
-
-
 def test_an_agent_that_cannot_reach_its_parent_is_a_cause(folder: RunFolder, launcher: Launcher) -> None:
     """No rank starts: it would wait for the others without an end."""
     with socket.socket() as probe:
@@ -205,8 +195,7 @@ def test_an_agent_that_cannot_reach_its_parent_is_a_cause(folder: RunFolder, lau
     ends = [launcher.until(Ended), launcher.until(Ended)]
     causes = [one.cause for one in ends if one.cause is not None]
     assert [one.rank for one in ends] == [0, 1] and [one.code for one in causes] == [3, 3]
-    parent = f"its parent at 127.0.0.1:{port}"
-    assert all(one.problem.message.endswith(f"{parent}: Connection refused") for one in causes)
+    assert all(f"127.0.0.1:{port}" in one.problem.message and one.problem.hint for one in causes)
     assert ranks_of(launcher, 0) == []
 
 
@@ -217,7 +206,7 @@ def test_an_interface_that_the_host_does_not_have_is_a_cause(folder: RunFolder, 
         tree = Tree(("127.0.0.1", parent.port), 1, secret.hex())
         launcher.link.send(start(folder, SLEEPS, tree=tree, environment={"GLOO_SOCKET_IFNAME": "eth77"}))
         cause = launcher.until(Ended).cause
-        assert cause is not None and cause.code == 3 and "there is no interface eth77" in cause.problem.message
+        assert cause is not None and cause.code == 3 and "eth77" in cause.problem.message
         assert select.select([parent], [], [], 20)[0]
         (link,) = parent.links()
         assert select.select([link], [], [], 20)[0]
@@ -356,12 +345,15 @@ def linked() -> Iterator[tuple[Agent, Link]]:
     link.close()
 
 
-def test_it_ends_with_the_named_code_though_the_launcher_is_gone() -> None:
+@pytest.mark.parametrize(("ends", "code"), [([End(75)], 75), ([], 124)])
+def test_it_ends_with_the_named_code_though_the_launcher_is_gone(ends: list[End], code: int) -> None:
+    """Without one, as after a loss."""
     with linked() as (agent, other):
         agent._beaten = -math.inf  # a beat is due
-        other.send(End(75))
+        for message in ends:
+            other.send(message)
         other.close()
-        assert agent.run() == 75
+        assert agent.run() == code
 
 
 def test_what_a_scheduler_has_asked_between_two_starts_is_told_in_the_next() -> None:
@@ -376,13 +368,11 @@ def test_what_a_scheduler_has_asked_between_two_starts_is_told_in_the_next() -> 
         other.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
-def test_signals_of_a_terminal_or_a_scheduler_do_not_end_it(
-    folder: RunFolder, launcher: Launcher, number: signal.Signals
-) -> None:
+def test_signals_of_a_terminal_or_a_scheduler_do_not_end_it(folder: RunFolder, launcher: Launcher) -> None:
     """The launcher gets them too, and decides. Ranks do not inherit that signals are ignored."""
     prints = "import signal; print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, flush=True)"
-    os.kill(launcher.process.pid, number)
+    for number in STOP_SIGNALS:
+        os.kill(launcher.process.pid, number)
     launcher.link.send(start(folder, prints))
     assert launcher.until(Ended).code == 0
     assert folder.log(0).read_text() == "True\n"

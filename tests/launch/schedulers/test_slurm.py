@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bytescale_cli.main import run
 from engine.config.load import load
 from engine.errors import ConfigError, PreflightError
-from engine.launch.run import train
 from engine.launch.schedulers import slurm
 from engine.run.folder import RunFolder
 from tests.launch.schedulers.slurm import Slurm, why_not
+from tests.launch.small_run import SmallRun, has_trained, losses, wait
 
-SMALL = ["recipe=quickstart", "model.layers=1", "context=256", "capacity=128", "batch_tokens=512", "run.restarts=0"]
 NODES = ["cluster.nodes=2", "cluster.ranks_per_node=1"]
 
 
@@ -214,75 +210,40 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     cluster.close()
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    for number in range(12):
-        (folder / f"{number}.py").write_text(f"print({number})\n" * 300)
-    return folder
-
-
 STEPS = 24
 
 
-def settings(out: Path, data: Path) -> list[str]:
-    sizes = [f"run.steps={STEPS}", "run.checkpoint_every=3", "data.validation_share=0"]
-    return [*SMALL, *sizes, f"run.out={out}", f"data.path={data}"]
-
-
 @pytest.fixture(scope="module")
-def of_one_host(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Callable[[], list[float]]:
-    """The losses of two ranks of the local launcher, which nothing interrupts. They train once, if needed."""
-
-    @functools.cache
-    def expected() -> list[float]:
-        out = tmp_path_factory.mktemp("expected") / "run"
-        train(load(settings(out, data)), say=lambda line: None)
-        return losses(out)
-
-    return expected
+def small(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
+    return SmallRun(tmp_path_factory.mktemp("data"), STEPS)
 
 
-def losses(out: Path) -> list[float]:
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, STEPS + 1)), "each step once"
-    return [line["loss"] for line in lines]
-
-
-def wait(due: Callable[[], bool], seconds: float, what: Callable[[], object] = lambda: "") -> None:
-    last = time.monotonic() + seconds
-    while not due():
-        assert time.monotonic() < last, what()
-        time.sleep(0.1)
-
-
-def submitted(cluster: Slurm, out: Path, data: Path) -> dict[str, Any]:
-    """Submit a run, and return what the command prints as JSON."""
-    command = [sys.executable, "-m", "bytescale_cli", "train", "--launcher", "slurm", "--json", *settings(out, data)]
-    process = cluster.start([*command, *NODES], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def begun(cluster: Slurm, out: Path, small: SmallRun) -> tuple[str, Path]:
+    """Submit a run and wait for some steps; return the number of its job and the log."""
+    command = small.command(out, "--launcher", "slurm", "--json", *NODES)
+    process = cluster.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     told, said = process.communicate(timeout=60)
     assert process.returncode == 0, said
     assert "tail -F" in said and "squeue -j" in said
-    result: dict[str, Any] = json.loads(told)["slurm"]
-    return result
+    answer = json.loads(told)["slurm"]
+    job, log = answer["job"], Path(answer["log"])
 
+    def state() -> object:
+        return cluster.state(job), log.exists() and log.read_text(), cluster.logs()
 
-def trained(out: Path, steps: int) -> bool:
-    metrics = out / "metrics.jsonl"
-    return metrics.exists() and metrics.read_bytes().count(b"\n") >= steps
+    wait(lambda: has_trained(out, 5), 180, state)
+    return job, log
 
 
 @pytest.mark.world
 def test_a_job_whose_node_fails_is_requeued_and_resumes_exactly(
-    cluster: Slurm, tmp_path: Path, data: Path, of_one_host: Callable[[], list[float]]
+    cluster: Slurm, tmp_path: Path, small: SmallRun
 ) -> None:
     out = tmp_path / "run"
-    told = submitted(cluster, out, data)
-    job, log = told["job"], Path(told["log"])
-    wait(lambda: trained(out, 5), 180, lambda: (cluster.state(job), log.exists() and log.read_text(), cluster.logs()))
+    job, log = begun(cluster, out, small)
     cluster.down("n2")
     wait(lambda: "was lost: its connection has ended" in log.read_text(), 60, log.read_text)
-    expected = of_one_host()  # meanwhile Slurm notices it too
+    expected = small.expected()  # meanwhile Slurm notices it too
     wait(lambda: cluster.state(job).get("JobState") == "PENDING", 90, lambda: (cluster.state(job), cluster.logs()))
     cluster.up("n2")
     found = cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
@@ -292,13 +253,11 @@ def test_a_job_whose_node_fails_is_requeued_and_resumes_exactly(
 
 @pytest.mark.world
 def test_a_job_that_is_preempted_is_requeued_and_resumes_exactly(
-    cluster: Slurm, tmp_path: Path, data: Path, of_one_host: Callable[[], list[float]]
+    cluster: Slurm, tmp_path: Path, small: SmallRun
 ) -> None:
     """The signal is the one that `--signal` sends before the time is over."""
     out = tmp_path / "run"
-    told = submitted(cluster, out, data)
-    job, log = told["job"], Path(told["log"])
-    wait(lambda: trained(out, 5), 180, lambda: (cluster.state(job), log.exists() and log.read_text(), cluster.logs()))
+    job, log = begun(cluster, out, small)
     assert {one.environ()["SLURMD_NODENAME"] for one in cluster.processes() if "engine.trainer" in one.cmdline()} == {
         *("n1", "n2")
     }
@@ -308,20 +267,18 @@ def test_a_job_that_is_preempted_is_requeued_and_resumes_exactly(
     assert (found["JobState"], found["ExitCode"]) == ("COMPLETED", "0:0"), log.read_text()
     said = log.read_text()
     assert "stopping after this step" in said and "resuming from" in said, said
-    assert losses(out) == of_one_host()
+    assert losses(out) == small.expected()
     assert not list((out / "logs").glob("launch-*")) and not cluster.processes()
 
 
 @pytest.mark.world
-def test_training_inside_an_allocation(
-    cluster: Slurm, tmp_path: Path, data: Path, of_one_host: Callable[[], list[float]]
-) -> None:
+def test_training_inside_an_allocation(cluster: Slurm, tmp_path: Path, small: SmallRun) -> None:
     """Only the first process prints; the exit code is that of the run."""
     out = tmp_path / "run"
-    words = [*settings(out, data), "--launcher", "slurm", "cluster.ranks_per_node=1", "--json"]
-    command = ["salloc", "-N2", "--ntasks-per-node=1", sys.executable, "-m", "bytescale_cli", "train", *words]
+    words = small.command(out, "--launcher", "slurm", "cluster.ranks_per_node=1", "--json")
+    command = ["salloc", "-N2", "--ntasks-per-node=1", *words]
     process = cluster.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait(lambda: trained(out, 5) or process.poll() is not None, 180)
+    wait(lambda: has_trained(out, 5) or process.poll() is not None, 180)
     first = [one for one in cluster.processes() if "--launcher" in one.cmdline()]
     assert first, process.communicate(timeout=60)
     first[0].send_signal(signal.SIGTERM)  # the command that the user has started passes it on
@@ -332,4 +289,4 @@ def test_training_inside_an_allocation(
     told, said = process.communicate(timeout=240)
     assert process.returncode == 0, said
     assert json.loads(told)["train"]["steps"] == STEPS
-    assert losses(out) == of_one_host()
+    assert losses(out) == small.expected()
