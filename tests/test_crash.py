@@ -19,7 +19,6 @@ import pytest
 
 from engine.run.checkpoints import newest_first, read
 from tests.faults import command, documents, ledger, losses, ranks_of, train_unharmed
-from tests.root import ROOT
 
 pytestmark = pytest.mark.world
 
@@ -63,46 +62,6 @@ def test_a_run_of_which_a_rank_was_killed_resumes_exactly(tmp_path: Path, data: 
     assert losses(killed) == losses(whole)
     assert len(losses(whole)) == 14
     assert ledger(killed) == ledger(whole), "every document once, on the same ranks"
-
-
-@pytest.mark.slow  # tests/launch/agents/test_ranks.py has the reports
-def test_a_rank_or_an_agent_that_is_lost_ends_the_run_and_the_same_command_goes_on(tmp_path: Path, data: Path) -> None:
-    """Stops a rank of a run with a hostfile, then kills the agent.
-
-    A stopped rank is reported within seconds, where gloo would wait half an hour, and the healthy rank is not blamed.
-    """
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    train_unharmed(whole, data, 20)
-    metrics, hosts = run / "metrics.jsonl", f"cluster.hostfile={ROOT / 'hostfiles' / 'local'}"
-
-    def hurt_after(lines: int, number: int, agent: bool) -> tuple[int, str, float]:
-        """Send a signal when there are that many lines; return the exit code, what was said, and the seconds taken."""
-        process = subprocess.Popen(
-            command(run, data, 20, hosts), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= lines):
-            assert process.poll() is None
-            time.sleep(0.01)
-        started = psutil.Process(process.pid).children(recursive=True)
-        (ours,) = [
-            child for child in psutil.Process(process.pid).children() if "engine.launch.agents.agent" in child.cmdline()
-        ]
-        began = time.monotonic()
-        os.kill(ours.pid if agent else ranks_of(process)[1].pid, number)
-        _, said = process.communicate(timeout=60)
-        took = time.monotonic() - began
-        assert not psutil.wait_procs(started, timeout=20)[1]
-        return process.returncode, said, took
-
-    code, said, took = hurt_after(5, signal.SIGSTOP, agent=False)
-    assert code == 124 and "rank 1 was stopped by a signal in step " in said
-    assert took < 60, "with the report; tests/launch/agents/test_ranks.py has the bound of 10 s"
-    code, said, _ = hurt_after(9, signal.SIGKILL, agent=True)
-    assert code == 137 and "localhost was lost: its agent was killed by SIGKILL" in said
-    assert "resuming from" in said
-    assert any("resuming from" in line for line in train_unharmed(run, data, 20, hosts))
-    assert losses(run) == losses(whole) and len(losses(whole)) == 20
-    assert ledger(run) == ledger(whole), "every document once, on the same ranks"
 
 
 @pytest.mark.slow  # tests/test_faults.py kills before a checkpoint gets its name

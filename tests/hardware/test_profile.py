@@ -120,7 +120,7 @@ def test_interrupted_ranks_leave_nothing(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_a_failed_rank_leaves_its_logs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks_that(monkeypatch, RankError("rank 0 failed", ExitCode.BUG, folder / "rank-0.log", "see there"))
+    ranks_that(monkeypatch, RankError("failed", ExitCode.BUG, folder / "rank-0.log", "see there", 0, "localhost"))
     with pytest.raises(RankError):
         profile(load([]), 0, print)
     assert len(list(folder.glob("*/logs"))) == 1

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from engine.run.metrics import append
 from engine.run.status import is_locked
 from engine.weights import check
 from tests.permissions import locked_out
+from tests.refusals import refused
 from tests.ruins import ruin
 from tests.run.damage import write_all
 
@@ -72,18 +74,18 @@ def test_a_step_that_is_larger_than_the_corpus_is_a_warning(tmp_path: Path, caps
 
 
 @pytest.mark.parametrize(
-    ("overrides", "launcher", "message"),
+    ("overrides", "launcher", "key"),
     [
-        (["dtype=fp64"], None, "fp64 is for tests only"),
-        (["model.window=4K"], None, "not trained yet"),
-        (["model.vocab=100"], None, "vocabulary of the documents' tokenizer, 258"),
-        ([], "hostfile", "needs a hostfile"),
+        (["dtype=fp64"], None, "dtype=fp64"),
+        (["model.window=4K"], None, "model.window"),
+        (["model.vocab=100"], None, "model.vocab=100"),
+        ([], "hostfile", "--launcher hostfile"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(
-    tmp_path: Path, overrides: list[str], launcher: str | None, message: str
+    tmp_path: Path, overrides: list[str], launcher: str | None, key: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with refused(ConfigError, key):
         train(config(tmp_path, *overrides), launcher=launcher, dry_run=True)
 
 
@@ -104,10 +106,9 @@ def test_a_dry_run_lists_a_full_host_as_a_run_refuses_it(tmp_path: Path, monkeyp
     assert train(asked, dry_run=True)["dry_run"]["refused"] == []
     monkeypatch.setattr(host_memory, "available_bytes", lambda: 0)
     (listed,) = train(asked, dry_run=True)["dry_run"]["refused"]
-    with pytest.raises(MemoryFitError) as caught:
+    with refused(MemoryFitError) as problems:
         train(asked)
-    (refused,) = caught.value.problems
-    assert listed == {"key": refused.key, "message": refused.message, "hint": refused.hint}
+    assert listed == asdict(problems[0])
     (tmp_path / "hosts").write_text("alpha slots=2\n")
     elsewhere = config(tmp_path, "optimizer.on_host=true", f"cluster.hostfile={tmp_path / 'hosts'}")
     assert train(elsewhere, dry_run=True)["dry_run"]["refused"] == [], "its memory is not known here"
@@ -115,9 +116,9 @@ def test_a_dry_run_lists_a_full_host_as_a_run_refuses_it(tmp_path: Path, monkeyp
 
 def test_a_dry_run_of_millions_of_devices_builds_only_the_first_commands(tmp_path: Path) -> None:
     wide = ["model.hidden=131072", *(f"model.{key}=65536" for key in ("heads", "kv_heads", "ffn"))]
-    devices = ["cluster.nodes=65536", "cluster.ranks_per_node=64", "parallel.tp=65536", *wide]
+    devices = ["cluster.nodes=16384", "cluster.ranks_per_node=64", "parallel.tp=65536", *wide]
     shown = train(config(tmp_path, *devices), dry_run=True)["dry_run"]
-    assert (shown["ranks"], len(shown["commands"])) == (2**22, 2**14)
+    assert (shown["ranks"], len(shown["commands"])) == (2**20, 2**14)
 
 
 def test_a_dry_run_names_its_lengths_and_those_of_the_plan_command(tmp_path: Path) -> None:
@@ -149,9 +150,9 @@ def test_a_folder_of_another_program_is_refused_and_left_alone(tmp_path: Path, d
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").touch()
     before = files(tmp_path)
-    with pytest.raises(RunFolderError, match=r"it contains thesis\.tex") as caught:
+    with refused(RunFolderError, f"run.out={tmp_path / 'run'}", code=73) as problems:
         train(settings, dry_run=dry_run)
-    assert (caught.value.code, files(tmp_path)) == (73, before)
+    assert "thesis.tex" in problems[0].message and files(tmp_path) == before
 
 
 def test_a_warm_up_that_never_ends_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +304,7 @@ def test_other_hosts_are_not_local(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("alpha slots=2\n")
     hosts = config(tmp_path, f"cluster.hostfile={tmp_path / 'hosts'}")
     assert "ssh" in train(hosts, dry_run=True)["dry_run"]["commands"][0]
-    with pytest.raises(ConfigError, match="names other hosts"):
+    with refused(ConfigError, "--launcher local"):
         train(hosts, launcher="local", dry_run=True)
 
 
@@ -311,21 +312,20 @@ def test_other_hosts_are_not_local(tmp_path: Path) -> None:
 def test_localhost_listed_with_other_hosts_is_refused(tmp_path: Path, name: str) -> None:
     """The other hosts would look for rank 0 on themselves."""
     (tmp_path / "hosts").write_text(f"{name} slots=1\nalpha slots=1\n")
-    with pytest.raises(ConfigError, match=f"{name} is listed with other hosts") as caught:
+    with refused(ConfigError, "cluster.hostfile") as problems:
         train(config(tmp_path, f"cluster.hostfile={tmp_path / 'hosts'}"), dry_run=True)
-    assert caught.value.problems[0].key == "cluster.hostfile"
+    assert problems[0].message.startswith(name)
 
 
 def test_two_names_of_this_machine_stop_a_launch(tmp_path: Path) -> None:
     """Both would start ranks on the same GPUs, each as many as its slots."""
     (tmp_path / "hosts").write_text(f"localhost slots=1\n{socket.gethostname()} slots=1\n")
     settings = config(tmp_path, f"cluster.hostfile={tmp_path / 'hosts'}")
-    (refused,) = train(settings, dry_run=True)["dry_run"]["refused"]
-    with pytest.raises(ConfigError) as caught:
+    (listed,) = train(settings, dry_run=True)["dry_run"]["refused"]
+    with refused(ConfigError, "cluster.hostfile") as problems:
         train(settings)
-    (problem,) = caught.value.problems
-    assert refused["key"] == problem.key == "cluster.hostfile"
-    assert problem.message == f"localhost and {socket.gethostname()} are both this machine"
+    assert listed["key"] == "cluster.hostfile"
+    assert problems[0].message.startswith(f"localhost and {socket.gethostname()} ")
 
 
 def test_two_names_of_another_host_stop_a_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,21 +337,20 @@ def test_two_names_of_another_host_stop_a_launch(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(socket, "getaddrinfo", look)
     (tmp_path / "hosts").write_text("alpha slots=1\nbeta slots=1\nme@gamma slots=1\n")
     settings = config(tmp_path, f"cluster.hostfile={tmp_path / 'hosts'}")
-    with pytest.raises(ConfigError, match="alpha and me@gamma are both the host with the address fd00::7"):
+    with refused(ConfigError, "cluster.hostfile") as problems:
         train(settings)
+    assert problems[0].message.startswith("alpha and me@gamma ") and "fd00::7" in problems[0].message
     assert not (tmp_path / "run").exists()
 
 
 def test_missing_data_and_missing_checkpoints_are_reported_before_any_rank_starts(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone|missing|no such|not exist"):
+    with refused(DataError, tmp_path / "gone"):
         train(config(tmp_path, f"data.path={tmp_path / 'gone'}"), say=lambda line: None)
-    with pytest.raises(CheckpointError) as caught:
+    with refused(CheckpointError, f"--resume {tmp_path / 'nowhere'}"):
         train(config(tmp_path), resume=str(tmp_path / "nowhere"), say=lambda line: None)
-    assert caught.value.code == 5
-    with pytest.raises(ConfigError) as mistyped:
+    with refused(ConfigError, "--resume nver") as problems:
         train(config(tmp_path), resume="nver", say=lambda line: None)
-    (problem,) = mistyped.value.problems
-    assert (problem.key, problem.hint) == ("--resume nver", "did you mean never?")
+    assert "never" in str(problems[0].hint)
 
 
 def saved(tmp_path: Path, of: Config, step: int = 1) -> Path:
@@ -365,7 +364,7 @@ def test_changed_documents_are_reported_on_resume(tmp_path: Path) -> None:
     saved(tmp_path / "run" / "checkpoints", settings)
     train(settings, dry_run=True)
     (tmp_path / "data" / "3.py").write_text("changed")
-    with pytest.raises(DataError, match="documents changed"):
+    with refused(DataError):
         train(settings, dry_run=True)
 
 
@@ -375,9 +374,10 @@ def test_a_checkpoint_of_another_run_is_refused_before_any_rank_starts(
     started: list[object] = []
     monkeypatch.setattr(supervise, "run_ranks", lambda *arguments: started.append(arguments))
     checkpoint = str(saved(tmp_path, config(tmp_path)))
-    for change, expected in (("run.seed=77", "run.seed: "), ("data.validation_share=0.5", "data.validation_share: ")):
-        with pytest.raises(CheckpointError, match=expected):
+    for change in ("run.seed=77", "data.validation_share=0.5"):
+        with refused(CheckpointError, checkpoint) as problems:
             train(config(tmp_path, change), resume=checkpoint, say=lambda line: None)
+        assert f"{change.partition('=')[0]}: " in problems[0].message
     assert not started
     assert not (tmp_path / "run" / "resolved.yaml").exists()
 
@@ -402,7 +402,7 @@ def test_the_launcher_leaves_hashing_to_the_ranks(tmp_path: Path, monkeypatch: p
 
 def damage_found(folder: RunFolder, *arguments: object) -> None:
     """Stand in for ranks that find damage in their parts of the checkpoint."""
-    raise RankError("rank 1 failed: checkpoint is damaged", ExitCode.NO_CHECKPOINT, folder, "see its log")
+    raise RankError("checkpoint is damaged", ExitCode.NO_CHECKPOINT, folder.log(1), "see its log", 1, "localhost")
 
 
 def test_damage_that_ranks_find_leads_to_the_newest_intact_checkpoint(
@@ -439,7 +439,7 @@ def test_damage_in_a_checkpoint_of_its_own_does_not_take_a_run_back_to_where_it_
                 append(folder.metrics, {"step": step, "loss": 3.0})
                 newest = saved(folder.checkpoints, settings, step)
             (newest / "a").write_bytes(bytes((newest / "a").stat().st_size))
-            raise RankError("rank 1 was killed", 137, folder.log(1), "run it again")
+            raise RankError("rank 1 was killed", 137, folder.log(1), "run it again", 1, "localhost")
         if len(began) == 2:
             damage_found(folder)
 
@@ -453,14 +453,15 @@ def test_damage_that_only_the_ranks_see_ends_the_run_after_a_second_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, started, said = config(tmp_path), list[object](), list[str]()
-    saved(tmp_path / "run" / "checkpoints", settings)
+    folder = RunFolder(tmp_path / "run")
+    saved(folder.checkpoints, settings)
 
     def run_ranks(commands: object, folder: RunFolder, *rest: object) -> None:
         started.append(commands)
         damage_found(folder)
 
     monkeypatch.setattr(supervise, "run_ranks", run_ranks)
-    with pytest.raises(RankError, match="rank 1 failed: checkpoint is damaged"):
+    with refused(RankError, folder.log(1), code=5, rank=1):
         train(settings, say=said.append)
     assert len(started) == 2
     assert any(line.endswith("the launcher finds no damage and tries once more") for line in said)
@@ -639,11 +640,9 @@ def test_a_run_that_ends_for_want_of_documents_says_so_once(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ([], "repeat them"),
         (["data.exhausted=stop"], "stop the run"),
         (["data.sources.web.exhausted=repeat", "data.sources.code.exhausted=repeat"], "repeat them"),
         (["data.exhausted=drop", "data.sources.web.exhausted=repeat"], "repeat them (web), drop the source (code)"),
-        (["data.exhausted=stop", "data.sources.web.exhausted=stop"], "stop the run"),
     ],
 )
 def test_a_run_says_what_happens_when_a_source_has_been_used_up(
@@ -811,11 +810,9 @@ def test_a_folder_that_is_moved_under_a_run_is_the_error_whatever_the_ranks_say(
             tail()
 
     monkeypatch.setattr(supervise, "run_ranks", run_ranks)
-    with pytest.raises(RunFolderError, match=f"was moved to {moved} while") as caught:
+    with refused(RunFolderError, tmp_path / "run", code=73) as problems:
         train(settings, say=lambda line: None)
-    (problem,) = caught.value.problems
-    assert caught.value.code == 73 and problem.key == str(tmp_path / "run")
-    assert f"{moved}/checkpoints/step-" in str(problem.hint)
+    assert f"{moved} " in problems[0].message and f"{moved}/checkpoints/step-" in str(problems[0].hint)
 
 
 def test_damaged_metrics_are_reported_once_while_ranks_write_them(

@@ -57,7 +57,7 @@ def test_a_host_that_cannot_be_reached_at_the_first_start_is_in_the_record(
 def test_a_host_that_is_gone_at_a_restart_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited = list[float]()
     monkeypatch.setattr(supervise.time, "sleep", waited.append)
-    lost = RankError("beta was lost", ExitCode.HANG, tmp_path / "log", "")
+    lost = RankError("beta was lost", ExitCode.HANG, tmp_path / "log", "", 1, "beta")
     absent = PreflightError("beta has not answered for 60 s")
     error, pages = ended(tmp_path, monkeypatch, lost, absent, absent, absent)
     assert error is lost and error.__cause__ is absent and pages == 1
@@ -73,6 +73,6 @@ def test_a_request_to_stop_between_two_starts_ends_the_run_as_one_while_ranks_ru
         raise KeyboardInterrupt
 
     monkeypatch.setattr(supervise.time, "sleep", asked)
-    lost = RankError("beta was lost", ExitCode.HANG, tmp_path / "log", "")
+    lost = RankError("beta was lost", ExitCode.HANG, tmp_path / "log", "", 1, "beta")
     error, _ = ended(tmp_path, monkeypatch, lost)
     assert isinstance(error, PreemptedError) and error.code == ExitCode.PREEMPTED

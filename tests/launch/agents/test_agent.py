@@ -44,8 +44,6 @@ from tests.launch.agents.nodes import Launcher, real_rank, start, work
 
 pytestmark = pytest.mark.long
 
-pytestmark = pytest.mark.long
-
 SLEEPS = "import time; time.sleep(60)"
 CHILD = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
 

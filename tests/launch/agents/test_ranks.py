@@ -25,8 +25,6 @@ from tests.refusals import refused
 
 pytestmark = pytest.mark.long
 
-pytestmark = pytest.mark.long
-
 FAIL = """
 import json, os, sys, time
 time.sleep({delay})

@@ -35,8 +35,6 @@ from tests.refusals import refused
 
 pytestmark = pytest.mark.long
 
-pytestmark = pytest.mark.long
-
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 OTHER = """
 import sys
