@@ -108,7 +108,7 @@ def test_a_run_listens_at_the_address_of_the_link_only_and_a_stopped_agent_leave
     (agent,) = (one for one in left if is_agent(one) and hosts.host_of(one) == 1)
     agent.suspend()
     _, said = process.communicate(timeout=100)
-    assert process.returncode == 124 and f"error: {hosts.addresses[1]} " in said, said
+    assert process.returncode == 124 and f"rank-1.log: {hosts.addresses[1]} " in said, said
     no_process_is_left(hosts, 10)
 
 

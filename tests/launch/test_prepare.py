@@ -45,6 +45,7 @@ from engine.run.remote import Remote
 from tests.data.past_run import run_of
 from tests.data.token_files import megatron, written
 from tests.data.tokenizers.chat_folder import CHATML, chat_folder
+from tests.refusals import refused
 from tests.ruins import ruin
 from tests.run.damage import write_all
 
@@ -56,11 +57,12 @@ def test_a_folder_of_another_config_is_refused_with_the_difference(tmp_path: Pat
     append(folder.metrics, {"step": 1})
     check_owner(folder, load(["recipe=quickstart", "optimizer.lr=0.5", "run.out=another/name/of/the/folder"]))
     for change, shown in (
-        ("optimizer.lr=0.25", r"config: optimizer\.lr: 0\.5 -> 0\.25$"),
-        ("run.weights=folder", r"run\.weights: not set -> folder"),
+        ("optimizer.lr=0.25", "optimizer.lr: 0.5 -> 0.25"),
+        ("run.weights=folder", "run.weights: not set -> folder"),
     ):
-        with pytest.raises(ConfigError, match=shown):
+        with refused(ConfigError, f"run.out={tmp_path}") as problems:
             check_owner(folder, load(["recipe=quickstart", change]))
+        assert shown in problems[0].message
 
 
 def test_a_run_that_never_finished_a_step_takes_another_config(tmp_path: Path) -> None:
@@ -70,8 +72,9 @@ def test_a_run_that_never_finished_a_step_takes_another_config(tmp_path: Path) -
     folder.metrics.touch()
     check_owner(folder, other)
     (folder.checkpoints / "step-00000001").mkdir(parents=True)  # damaged, but a user may be able to repair it
-    with pytest.raises(ConfigError, match=r"run\.weights: folder -> not set"):
+    with refused(ConfigError, f"run.out={tmp_path}") as problems:
         check_owner(folder, other)
+    assert "run.weights: folder -> not set" in problems[0].message
 
 
 def saved(folder: RunFolder, *overrides: str) -> Path:
@@ -95,27 +98,28 @@ def test_a_run_goes_on_in_its_folder_with_other_ranks_plans_and_lengths(tmp_path
     shutil.rmtree(folder.checkpoints)
     places = ["data.cache=elsewhere", "data.spool=1GiB", "data.loaders=1", "data.quarantine_after=9"]
     check_owner(folder, load([f"run.out={folder.root}", *elastic, *places]))
-    with pytest.raises(ConfigError, match=r"data\.path: stdlib-lines -> elsewhere"):
+    with refused(ConfigError, f"run.out={folder.root}") as problems:
         check_owner(folder, load([f"run.out={folder.root}", *harmless]))
+    assert "data.path: stdlib-lines -> elsewhere" in problems[0].message
 
 
 def test_a_change_of_what_a_run_learns_is_refused_with_a_way_out(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     checkpoint = saved(folder)
-    plain = "undo the change, or choose another run.out"
-    other = f"{plain}; to resume this run in another folder, add --resume {checkpoint}"
-    for change, hint in (
-        (["optimizer.lr=0.5"], other),
-        (["batch_tokens=64K", "zero.stage=3", "cluster.ranks_per_node=3"], other),
-        (["run.seed=7"], plain),  # the checkpoint would be refused
+    for change, elsewhere in (
+        (["optimizer.lr=0.5"], True),
+        (["batch_tokens=64K", "zero.stage=3", "cluster.ranks_per_node=3"], True),
+        (["run.seed=7"], False),  # the checkpoint would be refused
     ):
-        with pytest.raises(ConfigError, match=f"{change[0].partition('=')[0]}: [^;]*$") as caught:
+        with refused(ConfigError, f"run.out={folder.root}") as problems:
             check_owner(folder, load([f"run.out={folder.root}", *change]))
-        assert caught.value.problems[0].hint == hint
+        named = problems[0].message.partition(": ")[2]
+        assert named.startswith(f"{change[0].partition('=')[0]}: ") and ";" not in named, "nothing else"
+        assert (f"--resume {checkpoint}" in str(problems[0].hint)) == elsewhere
     shutil.rmtree(checkpoint)
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, f"run.out={folder.root}") as problems:
         check_owner(folder, load([f"run.out={folder.root}", "optimizer.lr=0.5"]))
-    assert caught.value.problems[0].hint == plain
+    assert "--resume" not in str(problems[0].hint)
 
 
 def test_a_run_with_a_damaged_config_can_be_resumed_elsewhere(tmp_path: Path) -> None:
@@ -123,11 +127,9 @@ def test_a_run_with_a_damaged_config_can_be_resumed_elsewhere(tmp_path: Path) ->
     folder = RunFolder(tmp_path / "run")
     checkpoint = saved(folder)
     folder.resolved.write_text(folder.resolved.read_text().replace("  restarts: 3\n", ""))
-    with pytest.raises(ConfigError, match=r"run\.restarts: is not set") as caught:
+    with refused(ConfigError, folder.resolved) as problems:
         check_owner(folder, load([f"run.out={folder.root}"]))
-    assert str(caught.value.problems[0].hint).endswith(
-        f"; to resume this run in another folder, add --resume {checkpoint}"
-    )
+    assert "run.restarts" in problems[0].message and f"--resume {checkpoint}" in str(problems[0].hint)
     check_owner(RunFolder(tmp_path / "other"), load([f"run.out={tmp_path / 'other'}"]))
 
 
@@ -138,11 +140,13 @@ def test_two_names_of_one_folder_of_data_are_one_config(tmp_path: Path, monkeypa
     append(folder.metrics, {"step": 1})
     for same in ("texts", "./texts/", str(tmp_path / "texts")):
         check_owner(folder, load(["data=folder", f"data.path={same}"]))
-    with pytest.raises(ConfigError, match=r"data\.path: texts -> other/texts"):
+    with refused(ConfigError) as problems:
         check_owner(folder, load(["data=folder", "data.path=other/texts"]))
+    assert "data.path: texts -> other/texts" in problems[0].message
     folder.resolved.write_text(resolved_yaml(load([])))
-    with pytest.raises(ConfigError, match=r"data\.path: stdlib-lines -> \./stdlib"):
+    with refused(ConfigError) as problems:
         check_owner(folder, load(["data.path=./stdlib"]))
+    assert "data.path: stdlib-lines -> ./stdlib" in problems[0].message
 
 
 def test_folders_created_for_a_lock_are_removed_if_they_stay_empty(tmp_path: Path) -> None:
@@ -170,7 +174,7 @@ def test_the_end_of_a_run_whose_folder_was_renamed_keeps_the_lock_of_the_next_ru
 def test_a_lock_file_that_its_holder_just_removed_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the next process would create another file, and two would hold the folder."""
     monkeypatch.setattr(fcntl, "flock", lambda *arguments: (tmp_path / ".lock").unlink())
-    with pytest.raises(RunFolderError, match="another run is using this folder"), locked(RunFolder(tmp_path)):
+    with refused(RunFolderError, tmp_path), locked(RunFolder(tmp_path)):
         pass
 
 
@@ -183,12 +187,8 @@ def test_a_run_in_use_is_locked_and_the_lock_dies_with_its_holder(tmp_path: Path
     holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout is not None and holder.stdin is not None
     assert holder.stdout.readline() == b"held\n"
-    with (
-        pytest.raises(RunFolderError, match="another run is using this folder") as caught,
-        locked(RunFolder(tmp_path)),
-    ):
+    with refused(RunFolderError, tmp_path, code=73), locked(RunFolder(tmp_path)):
         pass
-    assert caught.value.code == 73
     holder.kill()
     holder.wait()
     holder.stdin.close()
@@ -199,10 +199,8 @@ def test_a_run_in_use_is_locked_and_the_lock_dies_with_its_holder(tmp_path: Path
 
 def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(RunFolderError, match="cannot write the run folder"),
-        locked(RunFolder(tmp_path / "file" / "run")),
-    ):
+    folder = RunFolder(tmp_path / "file" / "run")
+    with refused(RunFolderError, folder.root), locked(folder):
         pass
 
 
@@ -261,7 +259,7 @@ def test_a_run_that_begins_again_without_a_checkpoint_may_have_repaired_document
     unusable = Unusable("data", 0, 3, "a.jsonl:byte 9", "is not JSON")
     assert Quarantine(folder.quarantine).add(1, [unusable]) == 1
     go_back(folder, 1, lambda line: None)
-    with pytest.raises(DataError, match="has changed since step 2 was run before"):
+    with pytest.raises(DataError):
         record(2, content=8)
     assert Quarantine(folder.quarantine).add(2, []) == 1
     go_back(folder, 0, lambda line: None)
@@ -325,22 +323,23 @@ def test_a_url_is_copied_and_then_a_path(copied: Copied) -> None:
 
 
 def test_a_copy_of_another_config_is_refused_before_it_is_copied(copied: Copied) -> None:
-    with pytest.raises(CheckpointError, match="cannot resume from the checkpoint: dtype: fp32 -> bf16") as caught:
+    with refused(CheckpointError, copied.remote.url) as problems:
         copied.fetched("auto", "dtype=bf16")
-    assert caught.value.problems[0].key == copied.remote.url
+    assert "dtype: fp32 -> bf16" in problems[0].message
     assert not copied.folder.checkpoints.exists()
     saved(copied.folder)
-    with pytest.raises(ConfigError, match="this folder contains a run with another config"):
+    with refused(ConfigError, f"run.out={copied.folder.root}"):
         copied.fetched(copied.remote.url, "optimizer.lr=0.5")
 
 
 def test_a_new_run_does_not_mix_its_copies_with_those_of_another(copied: Copied) -> None:
     for resume in ("never", "a/path", f"{copied.remote.url}/elsewhere"):
-        with pytest.raises(ConfigError, match="has checkpoints, such as step-00000004"):
+        with refused(ConfigError, "run.remote") as problems:
             copied.fetched(resume)
+        assert "step-00000004" in problems[0].message
     saved(copied.folder)
     assert copied.fetched("a/path") == "a/path", "the run goes back"
-    with pytest.raises(ConfigError, match="has checkpoints, such as step-00000004"):
+    with refused(ConfigError, "run.remote"):
         copied.fetched("never")
 
 
@@ -357,11 +356,12 @@ def test_a_remote_folder_that_does_not_answer_stops_only_a_run_without_checkpoin
         raise TimeoutError("no answer")
 
     monkeypatch.setattr(copied.remote, "newest_first", fails)
-    with pytest.raises(PreflightError, match="cannot be read: TimeoutError: no answer"):
+    with refused(PreflightError) as problems:
         copied.fetched()
+    assert "TimeoutError: no answer" in problems[0].message
     saved(copied.folder)
     assert copied.fetched() == "auto"
-    assert copied.said[0].startswith(f"warning: {copied.remote.url} cannot be read: TimeoutError: no answer; resuming")
+    assert copied.said[0].startswith(f"warning: {copied.remote.url} cannot be read: TimeoutError: no answer")
 
 
 # Where a run goes on
@@ -405,10 +405,9 @@ def test_ids_of_other_tools_are_compared_with_the_vocabulary_before_a_run(tmp_pa
     """Of a dry run, too; the key is the file, and the hint has its largest token."""
     prefix = megatron(tmp_path / "a", [[[1, 2, 300]], [[4, 511]]] * 40)
     own = ["data=tokens", f"data.path={prefix}", f"run.out={tmp_path / 'run'}", "data.validation_tokens=0"]
-    with pytest.raises(DataError) as caught:
+    with refused(DataError, f"{prefix}.bin") as problems:
         start(load([*own, "model.vocab=511"]))
-    (problem,) = caught.value.problems
-    assert problem.key == f"{prefix}.bin" and "model.vocab to 512" in str(problem.hint)
+    assert "model.vocab to 512" in str(problems[0].hint)
     assert start(load([*own, "model.vocab=512"])).plans
 
 
@@ -471,12 +470,13 @@ def test_a_tokenizer_that_was_moved_is_the_same_and_another_is_refused(tmp_path:
     other = chat_folder(tmp_path / "other", None, size=390)
     only_new = [f"data.sources={{new: {{path: {tmp_path / 'web'}}}}}", "data.mix={new: 1}"]
     for documents in ([*sources, HALF], [*sources[:3], *only_new, *sources[-3:]]):
-        with pytest.raises(CheckpointError, match=r"checkpoint: data\.tokenizer: ") as caught:
+        with refused(CheckpointError, "...step-00000001") as problems:
             start(load([*documents, vocabulary, f"data.tokenizer={other}"]))
-        message = caught.value.problems[0].message
+        message = problems[0].message
         assert f"{folder} (BOS " in message and f" -> {other} (BOS " in message and "; " not in message
-    with pytest.raises(CheckpointError, match=r"checkpoint: data\.tokenizer: .* EOS none"):
+    with refused(CheckpointError, "...step-00000001") as problems:
         start(load([*sources, HALF, vocabulary, f"data.tokenizer={moved}", "data.eos=false"]))
+    assert "data.tokenizer: " in problems[0].message and "EOS none" in problems[0].message
 
 
 def test_a_checkpoint_of_an_older_order_of_documents_is_refused(sources: list[str]) -> None:
@@ -484,20 +484,17 @@ def test_a_checkpoint_of_an_older_order_of_documents_is_refused(sources: list[st
     stopped(config)
     assert start(config).step == 1
     stopped(config, cursor={})
-    with pytest.raises(CheckpointError, match="was written with an older order of documents") as caught:
+    with refused(CheckpointError, "...step-00000001") as problems:
         start(config)
-    (problem,) = caught.value.problems
-    assert str(problem.key).endswith("step-00000001") and "bytescale ckpt export" in str(problem.hint)
+    assert "bytescale ckpt export" in str(problems[0].hint)
 
 
 def test_a_source_that_was_trained_on_does_not_become_one_for_validation(sources: list[str]) -> None:
     """All its documents would be: also those that the model has learned."""
     stopped(load([*sources, HALF]))
-    message = "has no weight for code, which was trained on: all its documents would be for validation"
-    with pytest.raises(ConfigError, match=message) as caught:
+    with refused(ConfigError, "data.mix") as problems:
         start(load([*sources, "data.mix={web: 1, code: 0}"]))
-    (problem,) = caught.value.problems
-    assert problem.key == "data.mix" and "data.sources.code" in str(problem.hint)
+    assert "data.sources.code" in str(problems[0].hint)
     assert start(load([*sources, "data.mix=[{weights: {web: 1, code: 1}}, {step: 1, weights: {web: 1}}]"])).step == 1
     left_out = [one for one in sources if not one.startswith("data.sources.code")]
     assert start(load([*left_out, "data.mix={web: 1}"])).step == 1
@@ -534,8 +531,9 @@ def test_a_resume_says_which_sources_are_new_back_or_left_out(tmp_path: Path, so
     back = "code is back and continues where it stopped; held is left out"
     assert said == [f"data.sources: {begins}", f"data.sources: {back}"]
     (tmp_path / "web").rename(tmp_path / "wbe")
-    with pytest.raises(DataError, match="source wbe has the documents of the run's source web"):
+    with refused(DataError) as problems:
         resume("code", "wbe")
+    assert "wbe" in problems[0].message and "web" in problems[0].message
 
 
 def test_a_source_for_validation_stays_one(sources: list[str]) -> None:

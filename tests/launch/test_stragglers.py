@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from engine.launch.schedulers.join import Joins
 from engine.launch.schedulers.joined import Joined
 from engine.launch.stragglers import Stragglers, with_speeds
 from engine.run.folder import RunFolder
+from tests.refusals import refused
 
 NODES = Cluster((Node("a", 2), Node("b", 2, speed=50), Node("c", 1)), device_memory=100)
 
@@ -133,9 +133,7 @@ def test_damaged_speeds_and_too_few_are_refused(tmp_path: Path) -> None:
     measured = Job(config(tmp_path, "cluster.speeds=measured"))
     for content in ("{", "[1]", '{"a": "fast"}'):
         RunFolder(tmp_path).speeds.write_text(content)
-        with pytest.raises(ConfigError, match="is damaged") as caught:
+        with refused(ConfigError, "cluster.speeds=measured"):
             with_speeds(measured, print)
-        assert caught.value.problems[0].key == "cluster.speeds=measured"
-    with pytest.raises(ConfigError, match="has 2 speeds for 3 nodes") as caught:
+    with refused(ConfigError, "cluster.speeds"):
         assert Job(config(tmp_path, "cluster.speeds=[100,80]")).cluster
-    assert caught.value.problems[0].key == "cluster.speeds"

@@ -12,6 +12,7 @@ from engine.job import Job
 from engine.launch.checks import launchable
 from engine.launch.checks.launchable import gpu_problem
 from engine.launch.run import train
+from tests.refusals import refused
 
 
 def h200(*overrides: str) -> Job:
@@ -34,16 +35,12 @@ def test_a_machine_without_a_gpu_is_refused_before_anything_is_written(
     machine(monkeypatch, 0)
     out = tmp_path / "run"
     job = h200("cluster.ranks_per_node=8", f"run.out={out}")
-    with pytest.raises(PreflightError) as caught:
+    with refused(PreflightError, "cluster=h200x8") as problems:
         train(job.config)
-    (problem,) = caught.value.problems
-    assert (caught.value.code, out.exists()) == (3, False)
-    assert f"{problem.key}: {problem.message}" == "cluster=h200x8: trains on GPUs, but CUDA finds none on this machine"
-    hint = "use a machine with GPUs; recipe=quickstart needs none, and `bytescale train --dry-run` only plans"
-    assert problem.hint == hint
+    assert not out.exists() and "CUDA_VISIBLE_DEVICES" not in problems[0].message
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     hidden = gpu_problem(job)
-    assert hidden is not None and hidden.message.endswith("with CUDA_VISIBLE_DEVICES=''"), "it may be why"
+    assert hidden is not None and "CUDA_VISIBLE_DEVICES=''" in hidden.message, "it may be why"
 
 
 def test_a_dry_run_lists_missing_gpus_with_what_else_a_launch_refuses(
@@ -62,7 +59,7 @@ def test_more_ranks_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     problem = gpu_problem(h200("cluster.ranks_per_node=8"))
     assert problem is not None
     assert (problem.key, problem.hint) == ("cluster.ranks_per_node=8", "set cluster.ranks_per_node=2")
-    assert problem.message == "8 ranks need one GPU each, but CUDA finds 2 on this machine"
+    assert "8 ranks" in problem.message and " 2 " in problem.message
     assert gpu_problem(h200("cluster.ranks_per_node=2")) is None
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost slots=4\n")
@@ -86,12 +83,9 @@ def test_gpus_that_pytorch_cannot_use_are_refused_before_anything_is_written(
     monkeypatch.setattr(launchable, "pytorch_without_cuda", lambda: "2.13.0+cpu")
     out = tmp_path / "run"
     job = h200("cluster.ranks_per_node=1", f"run.out={out}")
-    with pytest.raises(PreflightError) as caught:
+    with refused(PreflightError, "cluster=h200x8") as problems:
         train(job.config)
-    (problem,) = caught.value.problems
-    assert (caught.value.code, problem.key, out.exists()) == (3, "cluster=h200x8", False)
-    assert problem.message == "PyTorch 2.13.0+cpu cannot use this machine's GPU: it was built without CUDA"
-    assert "https://pytorch.org/get-started" in str(problem.hint)
+    assert not out.exists() and "PyTorch 2.13.0+cpu" in problems[0].message
 
 
 def test_many_ranks_on_few_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

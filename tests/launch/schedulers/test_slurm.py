@@ -20,6 +20,7 @@ from engine.launch.schedulers import slurm
 from engine.run.folder import RunFolder
 from tests.launch.schedulers.slurm import Slurm, why_not
 from tests.launch.small_run import SmallRun, has_trained, losses, wait
+from tests.refusals import refused
 
 NODES = ["cluster.nodes=2", "cluster.ranks_per_node=1"]
 
@@ -94,9 +95,9 @@ def test_only_a_preempted_run_is_requeued(tmp_path: Path, code: int, state: str,
 def test_options_that_sbatch_would_not_read_as_one_are_refused(tmp_path: Path, option: str) -> None:
     config = load([])
     config = config.model_copy(update={"slurm": config.slurm.model_copy(update={"extra": (option,)})})
-    with pytest.raises(ConfigError, match="is not an option of sbatch") as caught:
+    with refused(ConfigError) as problems:
         slurm.script(config, RunFolder(tmp_path / "run"), ["train"])
-    hint = str(caught.value.problems[0].hint)
+    hint = str(problems[0].hint)
     assert hint.startswith("for example ")
     assert load(shlex.split(hint.removeprefix("for example "))).slurm.extra == ("--mem=0",)
 
@@ -127,8 +128,9 @@ def test_hosts_of_a_hostfile_are_refused(tmp_path: Path, capsys: pytest.CaptureF
 def test_without_slurm_the_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     for attempt in (lambda: slurm.submit("", tmp_path), lambda: slurm.run_srun(["srun"])):
-        with pytest.raises(PreflightError, match="there is no s"):
+        with refused(PreflightError) as problems:
             attempt()
+        assert "sbatch" in problems[0].message or "srun" in problems[0].message
 
 
 @pytest.mark.parametrize(("nohup", "code"), [(False, 75), (True, 0)])
@@ -163,11 +165,9 @@ def test_what_sbatch_says_last_is_shown(
     (tmp_path / "sbatch").write_text(f"#!/bin/sh\ncat {tmp_path}/said >&2\nexit 1\n")
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(PreflightError) as caught:
+    with refused(PreflightError) as problems:
         slurm.submit("", tmp_path / "slurm.sh")
-    (problem,) = caught.value.problems
-    assert problem.message == message
-    assert f"`sbatch {tmp_path}/slurm.sh` shows all of it" in str(problem.hint)
+    assert problems[0].message == message and f"`sbatch {tmp_path}/slurm.sh`" in str(problems[0].hint)
 
 
 def test_what_is_submitted_is_the_script_that_was_made_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
