@@ -88,25 +88,24 @@ def kept_bytes(model: Model, dtype: str, mode: str, tokens: int, tile: int = 0) 
 MODES = ("none", "layer", "layer_keep_attention")
 
 
-@pytest.mark.parametrize(
-    ("family", "heads", "size"), [("llama", (4, 2), None), ("qwen3", (4, 2), 20), ("llama", (8, 1), 6)]
-)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
+FAMILIES = (("llama", (4, 2), None), ("qwen3", (4, 2), 20), ("llama", (8, 1), 6))
+
+
+@covered("dtype, mode, kind", sorted(DTYPES), MODES, FAMILIES)
 def test_saved_bytes_are_what_the_model_saves(
-    dtype: str, mode: str, family: str, heads: tuple[int, int], size: int | None
+    dtype: str, mode: str, kind: tuple[str, tuple[int, int], int | None]
 ) -> None:
+    family, heads, size = kind
     sizes = {"layers": 3, "hidden": 64, "heads": heads[0], "kv_heads": heads[1], "ffn": 160, "vocab": 300}
     model = shape(**sizes, family=family, head_size=size)
     for tile in (0, 5):
         assert kept_bytes(model, dtype, mode, 64, tile) == 64 * activations.saved_bytes(model, dtype, mode, tile)
 
 
-@pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (64, 3)])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
-def test_saved_bytes_of_experts_and_what_balances_them(dtype: str, mode: str, experts: int, top_k: int) -> None:
+@covered("dtype, mode, kind", sorted(DTYPES), MODES, [(8, 2), (64, 3)])
+def test_saved_bytes_of_experts_and_what_balances_them(dtype: str, mode: str, kind: tuple[int, int]) -> None:
     """What a router and its losses save depends on PyTorch's operators: within 2 %."""
+    experts, top_k = kind
     model = shape(**vars(SMALL) | {"family": "mixtral", "experts": experts, "top_k": top_k})
     for tile in (0, 100):
         found = kept_bytes(model, dtype, mode, 256, tile) / 256
@@ -146,7 +145,8 @@ def test_a_micro_batch_is_fullest_where_the_formula_says(dtype: str, mode: str, 
     assert found == pytest.approx(formula, rel=1e-3)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["none", pytest.param("layer", marks=pytest.mark.slow), "layer_keep_attention"])
 def test_a_micro_batch_of_experts_too(mode: str) -> None:
     """A router's tensors are freed one after the other; they are small in models of any size."""
     model = shape(layers=3, hidden=256, heads=4, kv_heads=2, ffn=512, vocab=2, family="mixtral", experts=8, top_k=2)

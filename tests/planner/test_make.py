@@ -59,6 +59,7 @@ def test_every_plan_holds_every_rule(planner: str, mode: str, ranks: int, capaci
     assert offload or not plan.offload.any()
 
 
+@pytest.mark.long
 @hypothesis.settings(max_examples=300)
 @given(
     planner=st.sampled_from(sorted(PLANNERS)),
@@ -130,6 +131,7 @@ print("few", "free", plan_step(lengths[:7] // 4 + 1, settings("adaptive")).diges
 """
 
 
+@pytest.mark.long
 def test_the_same_input_gives_the_same_bytes_in_another_process(pytestconfig: pytest.Config) -> None:
     """For every planner in every mode. Hashes of strings differ between processes; no plan may depend on them."""
     step = np.random.default_rng(3).integers(1, 200, 90)

@@ -33,6 +33,7 @@ def uncut(step: Ints, ours: PlanSettings) -> StepPlan:
     return uncut_pipeline(workload, slot_candidates(workload, ours), ours)
 
 
+@pytest.mark.long
 @hypothesis_settings(max_examples=60)
 @given(lengths(64), st.integers(1, 5), st.integers(2, 4), st.sampled_from([1, 4]))
 def test_no_plan_is_slower_than_whole_sequences_in_1f1b(step: list[int], ranks: int, stages: int, team: int) -> None:
@@ -44,6 +45,7 @@ def test_no_plan_is_slower_than_whole_sequences_in_1f1b(step: list[int], ranks: 
     assert makespan(plan, ours) <= makespan(uncut(ints(*step), ours), ours) * (1 + 1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mix", ["github", "byted"])
 def test_a_pipeline_with_long_sequences_waits_little(mix: str) -> None:
     """70B on 8,192 GPUs: without slices, teams and an order of its own a step takes 1.6 to 2.3 times the bound."""
@@ -64,6 +66,7 @@ def test_tight_memory_takes_whole_sequences_in_1f1b_order() -> None:
     assert makespan(plan_step(step, ours), ours) <= makespan(plan_step(step, tight), tight)
 
 
+@pytest.mark.long
 @hypothesis_settings(max_examples=60)
 @given(lengths(64), st.integers(1, 4), st.integers(2, 4), st.integers(0, 10))
 @example([64, *[20] * 4, *[32] * 4], 2, 2, 10)
@@ -92,6 +95,7 @@ def test_a_pipeline_of_many_slots_is_not_searched(monkeypatch: pytest.MonkeyPatc
     assert makespan(plan_step(step, ours), ours) < 1.03 * lower_bound(step, ours)
 
 
+@pytest.mark.long
 def test_the_stage_with_the_most_layers_decides() -> None:
     """Its share of the work counts, in plans and in the lower bound; the layers of others are not offloaded for it."""
     took, bounds = {}, {}

@@ -47,6 +47,7 @@ def test_bytes_round_trip(mode: str) -> None:
         assert np.array_equal(array, again.arrays()[name]), name
 
 
+@pytest.mark.long
 def test_the_digest_is_the_same_in_another_process() -> None:
     plan = plan_step(ints(30, 5, 17, 1, 2), settings())
     command = [sys.executable, "-c", IN_ANOTHER_PROCESS]

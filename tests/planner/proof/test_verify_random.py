@@ -52,6 +52,7 @@ def shuffled(plan: StepPlan, rng: np.random.Generator) -> StepPlan:
     return mixed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("plans", [700, pytest.param(1500, marks=pytest.mark.slow)])
 def test_every_plan_that_hangs_is_refused(plans: int) -> None:
     seen = {(accepted, finished): 0 for accepted in (True, False) for finished in (True, False)}
