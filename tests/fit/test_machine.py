@@ -67,6 +67,7 @@ def test_cpu_ranks_take_part_of_the_hosts_memory(monkeypatch: pytest.MonkeyPatch
     assert limited("recipe=quickstart")[1] == [], "6 GiB for each of two ranks"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("memory", "fewer"), [(24 * GIB, 22), (4 * GIB, 3), (GIB // 2, None)])
 def test_too_many_ranks_for_this_machine_are_told_how_many_fit(
     memory: int, fewer: int | None, monkeypatch: pytest.MonkeyPatch
