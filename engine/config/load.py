@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from engine.config import checks
 from engine.config.resolved import diff, digest, read_resolved, resolved_yaml
 from engine.config.schema import Config
+from engine.config.secret import has_secret
 from engine.config.tree import recipes
 from engine.config.validate import right_part, validate
 from engine.errors import ConfigError, DataError
@@ -61,7 +62,9 @@ def load(
         raise ConfigError.of([*problems, *located(error.problems, good, own)]) from error
     if family := unnamed_family(values, good, own):
         values = {**values, "model": {**values["model"], "family": family}}
-    if model_of is not None and isinstance(values["run"].get("weights"), str):
+    weights = values["run"].get("weights")
+    # Of a URL with a secret nothing is read, and no message shows it: a rule refuses it.
+    if model_of is not None and isinstance(weights, str) and not has_secret(weights):
         fitted = _with_weights(values, good, own, model_of, wrong=bool(problems), elsewhere=elsewhere)
         values, problems = fitted.values, [*problems, *fitted.problems]
         if fitted.line and not problems:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from engine.config import schema
 from engine.config.load import load, read_resolved
 from engine.config.overrides import quoted
+from engine.config.secret import has_secret
 from engine.config.sources import BUILT_IN, pattern_of
 from engine.config.units import counted
 from engine.data.sources.compressed import SUFFIXES, unpacked
@@ -55,7 +56,8 @@ def with_format(
     except ConfigError:
         return [*overrides]  # `load` with its rules reports it
     data = config.data
-    if data.sources or not data.paths:
+    # Nothing is opened at a URL with a secret, and no message shows it: a rule refuses it.
+    if data.sources or not data.paths or any(map(has_secret, data.paths)):
         return [*overrides]
     pattern = next((data.pattern for text in overrides if text.startswith("data.pattern=")), None)
     resumed = of_job or any(text.startswith("run.out=") for text in overrides)  # any other run gets a new folder
