@@ -46,7 +46,7 @@ def read(path: str) -> tuple[Node, ...]:
     try:
         text = read_text(Path(path), error=ConfigError)
     except (OSError, ConfigError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"it {error}"
+        reason = error.strerror if isinstance(error, OSError) else f"it {error}".removeprefix("it cannot be read: ")
         message = f"the hostfile {path} cannot be read: {reason}"
         raise ConfigError(message, key="cluster.hostfile", hint="choose a file with lines `HOST slots=N`") from error
     return parse(text, path)
