@@ -146,29 +146,6 @@ def test_lint_refuses_a_source_without_text(tmp_path: Path, capsys: pytest.Captu
     assert f"error: data.path={tmp_path}: contains no text" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["--workers", "0"], 2, "--workers: must be at least 1, not 0"),
-        (["--out", "/proc/a"], 2, "--out: /proc/a.bin cannot be written"),
-        (["--out", "/proc/new/folder/a"], 2, "--out: /proc/new/folder/a.bin cannot be written"),
-        (["data=tokens", "data.path=a"], 2, "data.path=a: is a token file already"),
-        (["data=folder", "data.path=/nowhere"], 4, "/nowhere: no such file or folder"),
-    ],
-)
-def test_mistakes(
-    words: list[str],
-    code: int,
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(["data", "pack", *words]) == code
-    assert message in capsys.readouterr().err
-
-
 def test_a_truncated_token_file_is_refused(documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["data", "pack", "data=folder", f"data.path={documents}", "--out", str(tmp_path / "a")]) == 0
     content = np.fromfile(tmp_path / "a.bin", dtype=np.uint8)

@@ -72,22 +72,6 @@ def test_it_is_dim_on_a_terminal(
     assert capsys.readouterr().out.endswith("?\x1b[0mye...\n" if colour else "?]]ye...\n")
 
 
-@pytest.mark.parametrize(
-    ("given", "code", "message"),
-    [
-        (["--step", "0"], 2, "--step: must be at least 1, not 0"),
-        (["--tokens", "0"], 2, "--tokens: must be at least 1, not 0"),
-        (["--sequences", "-1"], 2, "--sequences: must be at least 1, not -1"),
-        (["context=4", "--run", "runs/a"], 2, "--run: has a config of its own"),
-        (["--run", "nowhere"], 2, "nowhere: is not the folder of a run"),
-        (["data=folder", "data.path=/nowhere"], 4, "/nowhere: no such file or folder"),
-    ],
-)
-def test_mistakes(given: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["data", "head", *given]) == code
-    assert message in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("command", [["data", "head"], ["plan"], ["simulate"], ["train", "--dry-run"]])
 def test_a_cache_among_the_documents_is_refused_by_every_command_that_packs(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -95,21 +95,6 @@ def test_changed_documents_are_marked(finished: Path, tmp_path: Path, capsys: py
     assert f"data:0:0: {tmp_path / 'a.jsonl'}: cannot be read: No such file or directory\n" in text
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "--step: give one of --step and --document"),
-        (["--step", "1", "--document", "data:0:0"], "--step: give one of --step and --document"),
-        (["--step", "3"], "--step: step 3 has not been finished; the last finished step is 2"),
-        (["--step", "1", "--sequences", "0"], "--sequences: must be at least 1, not 0"),
-        (["--document", "b.txt"], "--document: no document of the run is at b.txt"),
-    ],
-)
-def test_mistakes(finished: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["data", "trace", str(finished), *words]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {message}\nhint: ")
-
-
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["data", "trace", str(tmp_path), "--step", "1"]) == 2
     assert "is not the folder of a run" in capsys.readouterr().err

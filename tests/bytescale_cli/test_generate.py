@@ -41,21 +41,3 @@ def test_text(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
         (Path("r"), "a b", 100, 0.0, 0, None, say),
         (Path("r"), "a b", 5, 0.7, 3, "bytes", say),
     ]
-
-
-@pytest.mark.parametrize(
-    ("line", "cause"),
-    [
-        ("--tokens 0", "--tokens: must be at least 1, not 0"),
-        ("--tokens few", "--tokens: must be a whole number, not few"),
-        ("--temperature -1", "--temperature: must be at least 0, not -1"),
-        ("--temperature nan", "--temperature: must be at least 0, not nan"),
-        ("--temperature warm", "--temperature: must be a number, not warm"),
-        ("--seed -1", "--seed: must be from 0"),
-    ],
-)
-def test_mistakes(line: str, cause: str, asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", "r", "--prompt", "a", *line.split()]) == 2
-    answer = capsys.readouterr().err.splitlines()
-    assert answer[0].startswith(f"error: {cause}") and len(answer) == 2
-    assert asked == []

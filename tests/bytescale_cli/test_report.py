@@ -63,21 +63,3 @@ def test_a_run_folder_that_cannot_be_written_leads_to_out(runs: list[Path], tmp_
         assert run(["report", str(runs[0]), "--out", str(tmp_path / "page.html")]) == 0
     page = runs[0] / "report.html"
     assert said == [f"error: {page} cannot be written: Permission denied", "hint: choose another file with --out FILE"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("RUN RUN", "error: RUN: a run is named twice"),
-        ("RUN --out page.pdf", "error: --out: page.pdf is not an HTML file name"),
-        ("RUN --trace trace.txt", "error: --trace: trace.txt is not a JSON file name"),
-        ("NONE", "is not the folder of a run"),
-        ("RUN --out NONE/a.html", "cannot be written"),
-    ],
-)
-def test_mistakes(words: str, message: str, runs: list[Path], tmp_path: Path, capsys: Capture) -> None:
-    places = {"RUN": str(runs[0]), "NONE": str(tmp_path / "none"), "NONE/a.html": str(tmp_path / "none" / "a.html")}
-    assert run(["report", *(places.get(word, word) for word in words.split())]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert message in said[0] and len(said) <= 3
-    assert not (runs[0] / "report.html").exists() and not (tmp_path / "none").exists()

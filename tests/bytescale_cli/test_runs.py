@@ -199,30 +199,6 @@ def test_runs_that_do_not_differ(runs: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "cause"),
-    [
-        ("list none", 2, "none: no such folder"),
-        ("status none", 2, "none: is not the folder of a run"),
-        ("logs none", 2, "none: is not the folder of a run"),
-        ("logs a --rank 7", 2, "--rank 7: a has no log of this rank"),
-        ("compare a b a/", 2, "RUN: a run is named twice"),
-        ("logs a --rank -1", 2, "--rank: must be at least 0, not -1"),
-        ("logs a --lines 0", 2, "--lines: must be at least 1, not 0"),
-        ("compare a", 2, "RUN: needs two run folders or more"),
-        ("compare a none", 2, "none: is not the folder of a run"),
-        ("status c", 2, "c/resolved.yaml: is not a resolved config"),
-    ],
-)
-def test_mistakes(
-    words: str, code: int, cause: str, runs: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(runs)
-    assert run(["runs", *words.split()]) == code
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2 and said[0] == f"error: {cause}" and said[1].startswith("hint: ")
-
-
-@pytest.mark.parametrize(
     "words", ["runs list", "runs status", "runs logs", "runs compare", "report", "data trace", "ckpt inspect"]
 )
 def test_a_run_that_may_not_be_read_is_refused_in_one_form(

@@ -265,61 +265,31 @@ def test_offload_gains_nothing_over_a_run_that_failed() -> None:
     assert output.number(runs[-1]["offload_gain"]) == "-"
 
 
-MISTAKES = [
-    (["--planners", "fastest"], "--planners", "unknown planner 'fastest'", "static,naive,balanced,adaptive"),
-    (["--planners", "naive,,static"], "--planners", "unknown planner ''", "static,naive,balanced,adaptive"),
-    (["--planners", "Static"], "--planners", "unknown planner 'Static'", "static,naive,balanced,adaptive"),
-    (["--sweep", "planner=fastest"], "--planners", "unknown planner 'fastest'", "static,naive,balanced,adaptive"),
-    (["--sweep", "context"], "--sweep", "'context' is not KEY=A,B", "--sweep context=256K,2M"),
-    (["--sweep", "=4K"], "--sweep", "'=4K' is not KEY=A,B", "--sweep context=256K,2M"),
-    (["--sweep", "context="], "--sweep", "'context=' is not KEY=A,B", "--sweep context=256K,2M"),
-    (["--sweep", "context=2K,,4K"], "--sweep", "'context=2K,,4K' is not KEY=A,B", "--sweep context=256K,2M"),
-    (["--sweep", "context=2K", "--sweep", "context=4K"], "--sweep", "a key is swept twice", "KEY=A,B,C"),
-    (
-        ["--sweep", "context=4K,4096"],
-        "--sweep",
-        "simulates the same config twice: context=4K and context=4096",
-        "give each value once",
-    ),
-    (["--sweep", "contxt=2K,4K"], "contxt", "unknown key", "did you mean context?"),
-    (["--sweep", "context=2K,long"], "context", "'long' is not a length; write 4096, 16K or 2M", "context"),
-    (["--steps", "0"], "--steps", "must be at least 1, not 0", "--steps 3"),
-    (["--steps", "-2"], "--steps", "must be at least 1, not -2", "--steps 3"),
-    (["--steps", "10001"], "--steps", "must be at most 10,000, not 10001", "--steps 3"),
-    (["--steps", "many"], "--steps", "must be a whole number, not many", "simulate --help"),
-    (["cluster.hostfile=gone"], "cluster.ranks_per_node", "is set by cluster.hostfile", "change the hostfile"),
-    (["cluster.calibration=gone"], "cluster.calibration", "the calibration gone cannot be used", "profile-hardware"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "key", "cause", "hint"), MISTAKES)
-def test_a_mistake_is_one_clear_sentence_before_anything_runs(
-    arguments: list[str], key: str, cause: str, hint: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("--planners fastest", "--planners"),
+        ("--sweep planner=static,fastest", "--planners"),
+        ("--sweep contxt=2K,4K", "contxt"),
+        ("--sweep context=2K,long", "context"),
+        ("cluster.calibration=gone", "cluster.calibration"),
+        ("--plot .", "--plot"),
+    ],
+)
+def test_mistakes_are_found_before_anything_runs(
+    words: str, key: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.simulator.compare.compare", lambda *_: pytest.fail("it ran"))
-    assert run(["simulate", "--no-tuned", *SMALL, *arguments]) == 2
-    captured = capsys.readouterr()
-    said = captured.err.splitlines()
-    assert captured.out == "" and len(said) == 2
-    assert said[0].startswith(f"error: {key}: {cause}") and said[1].startswith("hint: ") and hint in said[1]
-    assert run(["simulate", "--no-tuned", *SMALL, *arguments, "--json"]) == 2
-    error = json.loads(capsys.readouterr().out)["error"]
-    assert (error["code"], error["key"]) == (2, key) and error["message"].startswith(cause)
+    assert run(["simulate", "--no-tuned", *SMALL, *words.split(), "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["key"] == key
 
 
 def test_a_calibration_of_another_cluster_is_refused(tmp_path: Path, capsys: Capture) -> None:
     from engine.cost.datasheets import nominal
 
     nominal("h100x8").write(tmp_path / "h100.json")
-    assert run(["simulate", "--no-tuned", *SMALL, f"cluster.calibration={tmp_path / 'h100.json'}"]) == 2
-    assert "it was made for cluster=h100x8, not for cluster=local" in capsys.readouterr().err
-
-
-def test_a_file_without_lengths_is_a_data_error(tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "lengths.txt").write_text("100\n-3\n")
-    own = ["lengths=file", f"lengths.path={tmp_path / 'lengths.txt'}"]
-    assert run(["simulate", "--no-tuned", *SMALL, *own]) == 4
-    assert f"{tmp_path / 'lengths.txt'}:2: a length is at least 1, not -3" in capsys.readouterr().err
+    assert run(["simulate", "--no-tuned", *SMALL, f"cluster.calibration={tmp_path / 'h100.json'}", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["key"] == "cluster.calibration"
 
 
 def test_it_needs_no_torch() -> None:
@@ -344,14 +314,6 @@ def test_a_trace_has_a_process_for_each_planner(tmp_path: Path, capsys: Capture)
     names = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
     assert names == {1: "static", 2: "adaptive", 3: "naive"}
     assert {one["pid"] for one in events if one["ph"] == "X"} == {1, 2, 3}
-
-
-def test_a_bad_place_for_the_page_is_told_before_anything_runs(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine.simulator.compare.compare", lambda *_: pytest.fail("it ran"))
-    assert run(["simulate", "--no-tuned", *SMALL, "--plot", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("error: --plot: ")
 
 
 def test_the_peers_of_planners_that_are_not_asked_for_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,7 @@ def test_mistakes(
         monkeypatch.setattr(supervise, "run_ranks", unwanted)
     words = shlex.split(mistake.run.replace("{tmp}", str(tmp_path)))
     with prepared(mistake, past, tmp_path):
+        before = files_in(tmp_path)
         capsys.readouterr()
         code = run(words if "--json" in words else [*words, "--json"])
     captured = capsys.readouterr()
@@ -73,14 +74,20 @@ def test_mistakes(
     text = " ".join(said)
     assert 1 <= len(said) <= 3 * len(answers)
     assert [word for word in (*mistake.names, *mistake.hint) if not has(word, text)] == []
-    assert [answer for answer in answers if not answer.get("hint") or answer["hint"] in mistake.run] == []
+    hints = [answer["hint"] for answer in answers if "hint" in answer]
+    assert hints and not [hint for hint in hints if hint in mistake.run]
     typed = f"{mistake.run} {mistake.files}"
     assert [word for word in ("ydra", "nput should") if word in text and word not in typed] == []
     assert SECRET not in captured.out + captured.err
+    assert mistake.starts or files_in(tmp_path) == before, "a command that is refused writes nothing"
     if accepted.REWRITE and answers != list(mistake.answers):
         accept(mistake, answers)
     else:
         assert answers == list(mistake.answers), "if the change is meant: pytest --accept"
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def answers_of(out: str, folder: Path) -> list[Answer]:
