@@ -12,6 +12,8 @@ from engine.config.load import load
 from engine.data.token_file import TokenFile
 from tests.data.tokenizers.chat_folder import chat_folder
 
+SIZES = ["context=256", "capacity=256", "batch_tokens=1K"]  # steps of few documents, however short these are
+
 
 @pytest.fixture
 def documents(tmp_path: Path) -> Path:
@@ -44,7 +46,7 @@ def test_the_tokenizer_is_part_of_how_a_token_file_is_used(
     use = capsys.readouterr().out.splitlines()[-1]
     assert use.endswith(f" 'data.tokenizer={ours}'")
     train = ["train", "recipe=quickstart", *shlex.split(use.removeprefix("use it with ")), "--dry-run"]
-    train += ["data.validation_share=0", f"run.out={tmp_path / 'run'}"]
+    train += ["data.validation_share=0", f"run.out={tmp_path / 'run'}", *SIZES]
     assert run(train) == 0
     capsys.readouterr()
     assert run([*train, f"data.tokenizer={other}", "model.vocab=700"]) == 4
@@ -65,7 +67,7 @@ def test_training_takes_the_packed_documents(
         ["data=folder", f"data.path={documents}", "data.pattern=*.txt"],
         ["data=tokens", f"data.path={tmp_path / 'a'}"],
     ):
-        words = ["recipe=quickstart", *source, "data.validation_share=0", f"run.out={tmp_path / 'run'}"]
+        words = ["recipe=quickstart", *source, "data.validation_share=0", f"run.out={tmp_path / 'run'}", *SIZES]
         assert run(["train", *words, "--dry-run", "--json"]) == 0
         answers.append(json.loads(capsys.readouterr().out)["dry_run"]["steps"])
     assert answers[0] == answers[1] and answers[0]

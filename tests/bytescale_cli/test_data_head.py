@@ -11,6 +11,8 @@ from bytescale_cli.main import run
 from tests.data.past_run import run_of
 from tests.data.tokenizers.chat_folder import CHATML, chat_folder
 
+SIZES = ["context=256", "capacity=256", "batch_tokens=1K"]  # steps of few documents, however short these are
+
 
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
@@ -105,7 +107,8 @@ def test_each_shape_of_rows_is_shown_with_what_counts(
     words = ["data=jsonl", f"data.path={tmp_path / 'a.jsonl'}", f"data.cache={tmp_path / 'cache'}"]
     if shown.startswith("]]"):
         words += [f"data.tokenizer={chat_folder(tmp_path / 'tokenizer', CHATML)}", "model.vocab=400"]
-    assert run(["data", "head", "recipe=quickstart", *words, "data.validation_share=0", "--sequences", "1"]) == 0
+    words += ["data.validation_share=0", *SIZES]
+    assert run(["data", "head", "recipe=quickstart", *words, "--sequences", "1"]) == 0
     captured = capsys.readouterr()
     assert shown in captured.out and f"{tmp_path / 'a.jsonl'} has no field 'text'" in captured.err
     assert "data.field=" in captured.err

@@ -129,7 +129,7 @@ def test_token_files_are_shown_as_text_if_their_tokenizer_is_known(tmp_path: Pat
         ("ours", ["data.bos=false"], "256 104 101 108 108 111 257 "),
         ("theirs", [], "104 105 "),
     ):
-        places = [f"data.path={tmp_path / name}", "data.validation_share=0", *more]
+        places = [f"data.path={tmp_path / name}", "data.validation_share=0", *more, *SIZES]
         config = load(["recipe=quickstart", "data=tokens", *places])
         corpora = Corpora(config)
         (found,) = first_tokens(

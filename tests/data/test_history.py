@@ -124,7 +124,8 @@ def test_steps_that_are_not_finished_or_were_removed(run: tuple[RunFolder, Confi
 def test_a_source_that_cannot_be_opened_does_not_hide_the_documents(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
     (tmp_path / "vocabulary").mkdir()
-    folder, _ = run_of(tmp_path, "data=jsonl", f"data.path={tmp_path / 'a.jsonl'}", steps=1)
+    sizes = ["context=16", "capacity=16", "batch_tokens=64"]
+    folder, _ = run_of(tmp_path, "data=jsonl", f"data.path={tmp_path / 'a.jsonl'}", *sizes, steps=1)
     expected = [one.document for one in History.of(folder.root).trace_step(1)]
     text = folder.resolved.read_text()
     folder.resolved.write_text(text.replace("tokenizer: bytes", "tokenizer: /nowhere/tokenizer.json"))
