@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from engine.config import keys, tree
 from engine.config.load import load
@@ -12,7 +13,17 @@ from engine.config.own_text import own_copy
 from engine.config.units import format_count
 
 
-@pytest.mark.parametrize("name", tree.recipes())
+def form(name: str) -> str:
+    """The base of a recipe and the keys that it sets itself."""
+    own = yaml.safe_load(tree.text_of("recipe", name))
+    return f"{own['defaults'][0]} {sorted(own)}"
+
+
+FORMS = {form(name): name for name in tree.recipes()}
+EACH = [pytest.param(name, marks=[] if name in FORMS.values() else [pytest.mark.slow]) for name in tree.recipes()]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_every_recipe(name: str, tmp_path: Path) -> None:
     file = tmp_path / "my copy.yaml"
     text = own_copy(name, file)
