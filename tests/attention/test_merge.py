@@ -57,6 +57,7 @@ def test_a_cpu_merges_without_the_compiler_unless_asked(wish: str, monkeypatch: 
     assert merging.choose(CPU, BF16, 4, 16, wish) is merge
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own, when it imports its compiler
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 def test_the_compiled_merge_is_one_pass_with_the_numbers_of_the_plain_one() -> None:

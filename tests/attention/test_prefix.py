@@ -86,6 +86,7 @@ def interleaved(draw: st.DrawFn) -> Interleaved:
     return Interleaved(tuple(sequences), world, draw(st.integers(0, 999)))
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(one=interleaved(), shape=st.sampled_from(SHAPES))
 def test_any_slices_in_any_order_are_dense_attention(one: Interleaved, shape: tuple[int, int, int]) -> None:

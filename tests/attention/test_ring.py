@@ -160,6 +160,7 @@ def test_one_ring_of_any_length_order_and_shape(one: Case) -> None:
     check(one, in_process(one))
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(one=cases(most=6))
 @example(one=case((5, (0, 1)), (5, (1, 0)), (5, (0, 1)), world=2))
@@ -211,6 +212,7 @@ def sliced_cases(draw: st.DrawFn) -> Case:
     )
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(one=sliced_cases())
 def test_any_slices_and_teams(one: Case) -> None:
@@ -232,6 +234,7 @@ def rms_of_slices() -> dict[str, dict[str, float]]:
     return {kind: rms(in_process(one), dense(one)) for kind, one in of_kinds.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_the_error_in_bf16_does_not_grow_with_slices_or_teams(name: str) -> None:
     """It would if the gradients of earlier slices, or results of a team, were added or sent in bf16."""
@@ -280,6 +283,7 @@ def mean_rms(kernel: str | None = None, seeds: int = 5) -> dict[int, dict[str, f
     return mean
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_the_error_in_bf16_is_that_of_one_call_and_does_not_grow_with_the_ring(name: str) -> None:
     """It would if K,V's gradients travelled in bf16, or if blocks were rounded before they are merged."""
@@ -288,6 +292,7 @@ def test_the_error_in_bf16_is_that_of_one_call_and_does_not_grow_with_the_ring(n
     assert max(found[degree] for degree in DEGREES[1:]) <= 1.1 * found[2], found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_the_error_does_not_grow_either_where_the_kernel_rounds_its_results(name: str) -> None:
     """GPU kernels do; see Note: [what is rounded]. What the first cut costs is no part of the promise for CPU."""

@@ -239,6 +239,7 @@ def test_plot_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "Memory of a device" in page and "What fits" in page and "fewest ranks for context=2097152" in page
 
 
+@pytest.mark.long
 def test_it_needs_no_torch_and_compiles_nothing(tmp_path: Path) -> None:
     words = ["estimate-memory", "recipe=llama70b-2m-paper", "--fit", "--table"]
     code = f"import sys; from bytescale_cli.main import run; run({words!r}); print(*sys.modules)"
@@ -248,6 +249,7 @@ def test_it_needs_no_torch_and_compiles_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.nb*")) == [], "compiled code is written here"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flag", [[], ["--fit"]])
 def test_it_answers_within_two_seconds(flag: list[str]) -> None:
     command = [sys.executable, "-m", "bytescale_cli", "estimate-memory", "recipe=llama70b-2m-paper", "--json", *flag]

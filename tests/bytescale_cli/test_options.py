@@ -106,6 +106,7 @@ def test_a_read_only_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
 COMMANDS = ("profile-data", "plan", "simulate --no-tuned --plot {}/a.html", "data lint", "data head", "train --dry-run")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
 def test_bytes_for_a_model_with_a_vocabulary_are_a_warning_once_and_none_if_chosen(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

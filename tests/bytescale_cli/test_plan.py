@@ -72,7 +72,7 @@ def test_documents_that_are_named_are_planned_whatever_the_recipes_lengths(
     path = tmp_path / "mine.jsonl"
     path.write_text('{"text": "some words"}\n' * 20, encoding="utf-8")
     mine, said = [*MODEL, "data=jsonl", f"data.path={path}", "batch_tokens=100", "data.validation_share=0"], []
-    for command in ("plan", "simulate --planners adaptive", "estimate-memory --plan 1", "profile-data"):
+    for command in ("plan", "simulate --no-tuned --planners adaptive", "estimate-memory --plan 1", "profile-data"):
         assert run([*command.split(), *mine]) == 0
         shown = capsys.readouterr()
         assert f"data.path={path}" in shown.out, command
@@ -116,6 +116,7 @@ def test_people_get_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert "longest" in text
 
 
+@pytest.mark.long
 def test_it_needs_no_torch() -> None:
     code = f"import sys; from bytescale_cli.main import run; run({['plan', *SMALL]!r}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -203,6 +204,7 @@ def test_a_bad_place_for_the_page_is_told_before_anything_is_planned(
     assert (error["code"], error["key"]) == (2, "--trace")
 
 
+@pytest.mark.long
 def test_pictures_need_no_torch_and_a_plan_without_them_no_matplotlib(tmp_path: Path) -> None:
     for plot in ([], ["--plot", str(tmp_path / "a.html")]):
         code = f"import sys; from bytescale_cli.main import run; run({['plan', *SMALL, *plot]!r}); print(*sys.modules)"

@@ -169,6 +169,7 @@ def test_progress_is_told_from_time_to_time(
     assert capsys.readouterr().err == "read 100% of the documents\n"
 
 
+@pytest.mark.long
 def test_it_needs_no_torch() -> None:
     command = ["profile-data", *SMALL, "--sample", "100"]
     code = f"import sys; from bytescale_cli.main import run; run({command!r}); print(*sys.modules)"

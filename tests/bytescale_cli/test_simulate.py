@@ -50,6 +50,7 @@ def test_json_has_the_promised_keys_for_each_planner(capsys: Capture) -> None:
     assert runs[0]["speedup"] == 1
 
 
+@pytest.mark.long
 def test_static_at_its_best_settings_is_a_row(capsys: Capture) -> None:
     """It is what `tune planner=static` finds. The keys that are set do not limit it."""
     assert run(["simulate", *SMALL, "--planners", "adaptive", "--json"]) == 0
@@ -74,6 +75,7 @@ def test_static_at_its_best_settings_is_a_row(capsys: Capture) -> None:
     )
 
 
+@pytest.mark.long
 def test_the_first_entry_of_a_planner_has_the_settings_of_the_config(capsys: Capture) -> None:
     """Readers of JSON that know one entry per planner take the first. Others have a label of their own."""
     swept = ["--sweep", "capacity=2K,4K", "--planners", "naive,adaptive"]
@@ -292,6 +294,7 @@ def test_a_calibration_of_another_cluster_is_refused(tmp_path: Path, capsys: Cap
     assert json.loads(capsys.readouterr().out)["error"]["key"] == "cluster.calibration"
 
 
+@pytest.mark.long
 def test_it_needs_no_torch() -> None:
     command = ["simulate", *SMALL, "batch_tokens=16K"]
     code = f"import sys; from bytescale_cli.main import run; run({command!r}); print(*sys.modules)"

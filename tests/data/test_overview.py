@@ -113,6 +113,7 @@ def test_a_file_of_another_tool_is_counted(tmp_path: Path, make_config: MakeConf
     assert found == Overview(training=2, validation=0, empty=2, longest=3, bigram_nats=None)
 
 
+@pytest.mark.long
 def test_the_standard_library_has_the_known_bigram_entropy() -> None:
     """The quickstart's validation loss must fall below it; it changes little between Python versions."""
     found = packed(load(["recipe=quickstart"])).overview

@@ -106,6 +106,7 @@ def test_the_attention_kernel_and_why_not_a_better_one(name: str, rejected: list
     assert said in found.message and "CPUs only" not in found.message
 
 
+@pytest.mark.long
 def test_real_answers() -> None:
     """In a process of its own, with the real torch and DeepSpeed."""
     found = libraries.ask(CPUS)
