@@ -58,7 +58,7 @@ def offloading(asked: PlanSettings) -> PlanSettings:
 
 
 def with_a_small_node(asked: PlanSettings) -> PlanSettings:
-    return on(Node("a", 6), Node("b", 5, memory=memory(asked)))(asked)
+    return on(Node("a", 5, memory=memory(asked)), Node("b", 6))(asked)
 
 
 # Settings and the lengths of a step; on two nodes of six ranks, unless a case says otherwise.
