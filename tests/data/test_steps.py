@@ -8,7 +8,7 @@ from itertools import chain, islice, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config.schema import Segment
@@ -275,6 +275,7 @@ def of_source(found: list[tuple[SequenceTable, Cursor]], source: int) -> list[tu
 
 
 @given(st.integers(1, 20), longs)
+@settings(max_examples=20)
 def test_new_weights_leave_no_gap_and_repeat_nothing(at: int, long: str) -> None:
     """On resume, sources may get other weights, appear, go and come back. The order within a source stays the same."""
     random = np.random.default_rng(at)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +47,15 @@ def of_all(rows: list[dict[str, Any]]) -> pa.Schema:
 
 _WRITERS = {"jsonl": as_lines, "parquet": as_parquet, "arrow": as_arrow}
 FORMS = pytest.mark.parametrize(("form", "write"), _WRITERS.items(), ids=_WRITERS)
+
+
+def in_forms(names: str, cases: Sequence[Any], both: Sequence[int]) -> pytest.MarkDecorator:
+    """Parametrize with `form`, `write` and the cases: all as JSON lines, those with the numbers `both` as tables too.
+
+    The rest is slow: what a row means does not depend on the format, once it is read.
+    """
+    found = list[Any]()
+    for (form, write), (number, case) in product(_WRITERS.items(), enumerate(cases)):
+        marks = [] if form == "jsonl" or number in both else [pytest.mark.slow]
+        found.append(pytest.param(form, write, *(case if "," in names else [case]), marks=marks, id=f"{form}-{number}"))
+    return pytest.mark.parametrize(["form", "write", *names.split(", ")], found)

@@ -13,7 +13,7 @@ from engine.data.sources.formats import FORMATS
 from engine.data.sources.rows import chosen_line
 from engine.errors import DataError
 from tests.data.sources.read import documents
-from tests.data.sources.rows import ASSISTANT, FORMS, USER, as_lines
+from tests.data.sources.rows import ASSISTANT, FORMS, USER, as_lines, in_forms
 
 MakeData = Callable[..., schema.Data]
 ROW = dict[str, Any]
@@ -102,8 +102,7 @@ PREFERENCES: list[tuple[ROW, list[ROW] | bytes, int]] = [
 ]
 
 
-@FORMS
-@pytest.mark.parametrize(("row", "expected", "prompt"), PREFERENCES)
+@in_forms("row, expected, prompt", PREFERENCES, both=(0, 1, 4))
 def test_chosen_answers_are_read_only_by_name(
     row: ROW,
     expected: list[ROW] | bytes,

@@ -11,7 +11,7 @@ import pytest
 from engine.config import schema
 from engine.errors import DataError
 from tests.data.sources.read import documents
-from tests.data.sources.rows import FORMS, as_lines
+from tests.data.sources.rows import as_lines, in_forms
 
 MakeData = Callable[..., schema.Data]
 IDS = [5, 6, 7, 8]
@@ -32,8 +32,7 @@ GOOD: list[tuple[dict[str, Any], list[int], list[bool] | None]] = [
 ]  # fmt: skip
 
 
-@FORMS
-@pytest.mark.parametrize(("beside", "ids", "counted"), GOOD)
+@in_forms("beside, ids, counted", GOOD, both=(0, 5, 10, 12))  # of numbers, booleans, labels; ids left out
 def test_masks_are_followed(
     beside: dict[str, Any],
     ids: list[int],
@@ -49,8 +48,7 @@ def test_masks_are_followed(
     assert (None if found.mask is None else found.mask.tolist()) == counted
 
 
-@FORMS
-@pytest.mark.parametrize(
+@in_forms(
     "beside",
     [
         {"labels": [6, 7, 8, -100]},  # those of the next tokens
@@ -62,6 +60,7 @@ def test_masks_are_followed(
         {"assistant_masks": [0, 0, 0, 2]},
         {"labels": 1},  # a class
     ],
+    both=(0, 2, 7),
 )
 def test_masks_that_cannot_be_followed_are_refused(
     beside: dict[str, Any], form: str, write: Callable[..., None], tmp_path: Path, make_data: MakeData

@@ -20,6 +20,7 @@ from engine.data.sources import urls
 from engine.data.sources.files import find, kind, reading, stamp
 from engine.data.sources.formats import FORMATS
 from engine.errors import DataError
+from tests.covering import covered
 from tests.data.sources.read import texts
 
 
@@ -102,9 +103,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"broken://{tmp_path.name}"
 
 
-@pytest.mark.parametrize("failure", FAILURES, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("form", ["jsonl", "parquet", "arrow"])
+@covered("form, stage, failure", ["jsonl", "parquet", "arrow"], STAGES, FAILURES)
 def test_every_failure_is_a_data_error(
     form: str,
     stage: str,
