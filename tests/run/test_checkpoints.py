@@ -30,6 +30,7 @@ from engine.run.checkpoints import (
 )
 from engine.run.saved import choose
 from engine.trainer.loop import Trainer
+from tests.refusals import refused
 from tests.run.damage import TOKEN, flip, make_older, mistype, remove, save, scramble, state, truncate, unmanifest
 
 
@@ -63,8 +64,9 @@ def test_the_files_of_all_ranks_are_in_the_manifest(tmp_path: Path) -> None:
     assert read(folder).ranks == 2
     for rank in range(2):
         (folder / f"rank{rank}.pt").write_bytes(b"x")
-        with pytest.raises(CheckpointError, match=f"rank{rank}"):
+        with refused(CheckpointError, f"{tmp_path}/step-00000001") as problems:
             read(folder)
+        assert f"rank{rank}" in problems[0].message
         (folder / f"rank{rank}.pt").write_bytes(bytes(100 + rank))
 
 
@@ -88,8 +90,9 @@ def test_a_manifest_of_an_older_version_is_still_read_and_its_hashes_are_checked
         make_older(folder, change)
         assert read(folder) == state(1)
         flip(folder)
-        with pytest.raises(CheckpointError, match=r"zero/a\.pt does not match its hash"):
+        with refused(CheckpointError, ".../step-00000001") as problems:
             read(folder)
+        assert "zero/a.pt" in problems[0].message
 
 
 @pytest.mark.parametrize("name", ["../../mine", "zero/../../mine", "/etc/hostname"])
@@ -107,8 +110,9 @@ def test_a_file_of_tensors_without_a_hash_is_damage(tmp_path: Path) -> None:
     (folder / "notes.txt").touch()
     assert read(folder) == state(1)
     (folder / "zero" / "c.pt").touch()
-    with pytest.raises(CheckpointError, match=r"zero/c\.pt is not in manifest\.json"):
+    with refused(CheckpointError, f"{tmp_path}/step-00000001") as problems:
         read(folder)
+    assert "manifest.json" in problems[0].message and "zero/c.pt" in problems[0].message
 
 
 def test_a_manifest_with_the_first_name_of_a_field_is_still_read(tmp_path: Path) -> None:
@@ -134,8 +138,9 @@ def test_a_checkpoint_under_the_name_of_another_step_is_damaged(tmp_path: Path) 
     """The run would resume at another step than `newest_first` and `abandon` believe."""
     folder = save(tmp_path, 1)
     other = folder.rename(folder.with_name("step-00000002"))
-    with pytest.raises(CheckpointError, match=r"damaged: manifest\.json is that of step 1$"):
+    with refused(CheckpointError, f"{tmp_path}/step-00000002") as problems:
         read_state(other)
+    assert "manifest.json" in problems[0].message
     assert read_state(other.rename(folder.with_name("a copy"))) == state(1)
 
 
@@ -177,7 +182,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_previous_one_is_used(
     save(tmp_path, 1)
     folder = save(tmp_path, 2)
     damage(folder)
-    with pytest.raises(CheckpointError, match="damaged"):
+    with refused(CheckpointError, f"{tmp_path}/step-00000002"):
         read(folder)
     said: list[str] = []
     chosen = choose(tmp_path, said.append)
@@ -205,11 +210,13 @@ def test_each_rank_hashes_its_part_and_all_raise_what_one_has_found(tmp_path: Pa
     for of_rank in groups:
         Trainer.verify(SimpleNamespace(groups=of_rank, control=OneRank()), folder)  # type: ignore[arg-type]
     flip(folder)
-    with pytest.raises(CheckpointError, match=r"zero/a\.pt does not match its hash") as caught:
+    with refused(CheckpointError, f"{tmp_path}/step-00000001") as problems:
         Trainer.verify(SimpleNamespace(groups=groups[0], control=OneRank()), folder)  # type: ignore[arg-type]
-    other = OneRank(caught.value.problems[0])
-    with pytest.raises(CheckpointError, match=r"zero/a\.pt does not match its hash"):
+    assert "zero/a.pt" in problems[0].message
+    other = OneRank(problems[0])
+    with refused(CheckpointError, f"{tmp_path}/step-00000001") as problems:
         Trainer.verify(SimpleNamespace(groups=groups[1], control=other), folder)  # type: ignore[arg-type]
+    assert "zero/a.pt" in problems[0].message
 
 
 def test_beginning_reads_the_state_and_hashes_nothing(tmp_path: Path) -> None:
@@ -229,12 +236,13 @@ def test_beginning_reads_the_state_and_hashes_nothing(tmp_path: Path) -> None:
     Trainer.begin(trainer, folder)  # type: ignore[arg-type]
     assert asked == [folder, "control", Cursor(1, 100, {"data": Place(0, 0, 7)})]
     unmanifest(folder)
-    with pytest.raises(CheckpointError, match=r"manifest\.json is missing"):
+    with refused(CheckpointError, f"{tmp_path}/step-00000001") as problems:
         read_state(folder)
+    assert "manifest.json" in problems[0].message
 
 
 def test_a_missing_checkpoint_is_not_called_damaged(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no such checkpoint"):
+    with refused(CheckpointError, f"{tmp_path}/nowhere"):
         read(tmp_path / "nowhere")
 
 

@@ -15,6 +15,7 @@ from engine.folders import remove_ruins
 from engine.run.checkpoints import MANIFEST, TrainState, newest_first, read
 from engine.run.remote import Remote, fetch, reaching
 from engine.run.saved import check_all, listed
+from tests.refusals import refused
 from tests.run.damage import save, state
 
 MEMORY = fsspec.filesystem("memory")
@@ -131,18 +132,18 @@ def test_damage_is_found_on_the_way_back_and_the_next_one_is_used(tmp_path: Path
     )
     assert reason.strip() in said[-1]
     assert [one["damaged"] is None for one in check_all(url)] == [False, True]
-    with pytest.raises(CheckpointError, match="no intact checkpoint: step-00000100 is damaged"):
+    with refused(CheckpointError) as problems:
         fetch(Remote(f"{url}/step-00000100"), tmp_path / "back", accept, said.append)
+    assert "00000100" in problems[0].message
 
 
 def test_a_missing_file_is_damage(tmp_path: Path, url: str) -> None:
     remote = uploaded(tmp_path, url, 5)
     remote._system.rm_file(remote._path("step-00000005", "zero/a.pt"))
     assert check_all(url) == [{"path": f"{url}/step-00000005", "damaged": "zero/a.pt is missing"}]
-    with pytest.raises(
-        CheckpointError, match=r"no intact checkpoint: step-00000005 is damaged \(zero/a\.pt is missing\)"
-    ):
+    with refused(CheckpointError) as problems:
         fetch(remote, tmp_path / "back", accept, print)
+    assert "zero/a.pt" in problems[0].message and "00000005" in problems[0].message
     assert list((tmp_path / "back").iterdir()) == []
 
 
@@ -205,7 +206,7 @@ def test_an_interrupted_download_leaves_a_ruin_that_is_removed(
 
     with monkeypatch.context() as patch:
         patch.setattr(remote._system, "get_file", fails, raising=False)
-        with pytest.raises(PreflightError, match="cannot be read: ConnectionError: gone"), reaching(remote):
+        with refused(PreflightError), reaching(remote):
             fetch(remote, tmp_path / "back", accept, print)
     assert newest_first(tmp_path / "back") == []
     remove_ruins(tmp_path / "back")
@@ -223,7 +224,7 @@ def test_a_url_with_a_secret_or_without_a_folder_is_refused(wrong: str) -> None:
 
 
 def test_a_protocol_that_does_not_exist_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"cannot be opened: .*nonsense") as caught:
+    with refused(ConfigError, "run.remote=nonsense://bucket/run") as problems:
         Remote("nonsense://bucket/run")
-    (problem,) = caught.value.problems
+    (problem,) = problems
     assert problem.hint == "for example s3://bucket/run, gs://bucket/run or file:///mnt/run"

@@ -14,6 +14,7 @@ from engine.run.checkpoints import Retention, UnknownFormatError, newest_first
 from engine.run.remote import Remote, fetch
 from engine.run.saved import check_all, choose, listed, thin_out, verified
 from tests.permissions import locked_out
+from tests.refusals import refused
 from tests.run.damage import flip, mistype, remove, renumber, save, scramble, truncate, unmanifest
 
 
@@ -124,8 +125,9 @@ def test_without_hashes_manifests_and_sizes_are_checked(tmp_path: Path) -> None:
 def test_only_damaged_checkpoints_are_an_error_and_no_checkpoint_is_not(tmp_path: Path) -> None:
     assert choose(tmp_path, print) is None
     flip(save(tmp_path, 1))
-    with pytest.raises(CheckpointError, match="no intact checkpoint: step-00000001 is damaged"):
+    with refused(CheckpointError, tmp_path) as problems:
         choose(tmp_path, lambda line: None)
+    assert "00000001" in problems[0].message
     assert (tmp_path / "step-00000001").exists()
 
 

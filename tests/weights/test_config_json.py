@@ -12,6 +12,7 @@ from transformers import AutoConfig, LlamaConfig, MixtralConfig
 
 from engine.errors import DataError
 from engine.weights.config_json import config_json, model_values, read_config, with_their_keys
+from tests.refusals import refused
 from tests.weights.folders import TINY, config, qwen3, qwen3_moe, saved
 
 HERE = Path("config.json")
@@ -69,8 +70,9 @@ def test_qwen3_models_that_transformers_writes(tmp_path: Path) -> None:
             for change in ({"num_experts": 8}, {"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}):
                 with pytest.raises(DataError, match=next(iter(change))):
                     model_values(found | change, HERE)
-        with pytest.raises(DataError, match="use_sliding_window"):
+        with refused(DataError, "config.json") as problems:
             model_values(found | {"use_sliding_window": True}, HERE)
+        assert "use_sliding_window" in problems[0].message
 
 
 def test_keys_that_old_files_omit() -> None:
@@ -156,8 +158,9 @@ def test_what_is_said_twice_and_differs_is_refused(rope: dict[str, Any], message
 
 def test_a_model_type_of_another_architecture_is_refused() -> None:
     """transformers chooses by model_type."""
-    with pytest.raises(DataError, match='model_type "mistral"'):
+    with refused(DataError, "config.json") as problems:
         model_values(LLAMA | {"model_type": "mistral"}, HERE)
+    assert "mistral" in problems[0].message
 
 
 @pytest.mark.parametrize(
@@ -228,17 +231,18 @@ def test_all_problems_are_reported_at_once() -> None:
 
 
 def test_a_folder_without_config(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is not a folder"):
+    with refused(DataError, f"{tmp_path}/nowhere"):
         read_config(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"has no config\.json"):
+    with refused(DataError, tmp_path) as problems:
         read_config(tmp_path)
+    assert "config.json" in problems[0].message
     for text in ("{", "[1]"):
         (tmp_path / "config.json").write_text(text)
-        with pytest.raises(DataError, match="JSON"):
+        with refused(DataError):
             read_config(tmp_path)
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").mkdir()
-    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+    with refused(DataError, f"{tmp_path}/config.json"):
         read_config(tmp_path)
 
 

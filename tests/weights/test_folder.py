@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import DataError
 from engine.weights.folder import INDEX, SINGLE, read_headers
+from tests.refusals import refused
 from tests.weights.folders import llama, saved
 
 
@@ -59,8 +60,9 @@ def test_a_shard_that_is_too_long(folder: Path) -> None:
     shard = max(folder.glob("*.safetensors"))
     whole = shard.stat().st_size
     shard.write_bytes(shard.read_bytes() + b"more")
-    with pytest.raises(DataError, match=f"is too long: {whole + 4:,} bytes, but its header says {whole:,}"):
+    with refused(DataError, ".../model-00004-of-00004.safetensors") as problems:
         read_headers(folder)
+    assert f"{whole + 4:,}" in problems[0].message and f"{whole:,}" in problems[0].message
 
 
 def test_other_files_with_the_name_of_a_shard(folder: Path) -> None:
@@ -79,7 +81,7 @@ def test_other_files_with_the_name_of_a_shard(folder: Path) -> None:
         assert caught.value.problems[0].key == str(shard) and caught.value.problems[0].hint
     shard.unlink()
     (folder / SINGLE).mkdir()
-    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+    with refused(DataError, ".../model.safetensors"):
         read_headers(folder)
 
 
@@ -99,9 +101,10 @@ def test_shards_without_their_index(folder: Path) -> None:
 def test_a_tensor_that_its_shard_does_not_hold(folder: Path) -> None:
     shard = max(folder.glob("*.safetensors"))
     save_file({"other": torch.zeros(1)}, shard)
-    with pytest.raises(DataError, match=f"{shard.name} does not contain") as caught:
+    with refused(DataError, ".../model.safetensors.index.json") as problems:
         read_headers(folder)
-    assert caught.value.problems[0].key == str(folder / INDEX)
+    assert f"{shard.name}" in problems[0].message
+    assert problems[0].key == str(folder / INDEX)
 
 
 def test_the_first_ten_problems_are_listed(folder: Path) -> None:
@@ -119,19 +122,19 @@ def test_the_first_ten_problems_are_listed(folder: Path) -> None:
 )
 def test_invalid_indexes(folder: Path, text: str) -> None:
     (folder / INDEX).write_text(text)
-    with pytest.raises(DataError, match="is not an index"):
+    with refused(DataError):
         read_headers(folder)
 
 
 def test_an_index_may_not_name_files_of_other_folders(folder: Path) -> None:
     """An import copies them by name."""
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "../a.safetensors"}}))
-    with pytest.raises(DataError, match="is not an index"):
+    with refused(DataError, ".../model.safetensors.index.json"):
         read_headers(folder)
 
 
 def test_no_weights_at_all(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has neither"):
+    with refused(DataError, tmp_path):
         read_headers(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(DataError) as caught:

@@ -9,6 +9,7 @@ import pytest
 from engine.config import schema
 from engine.data.sources.files import below, count_hidden, find, kind, reading, split_glob, stamp
 from engine.errors import DataError
+from tests.refusals import refused
 
 
 def test_kind_distinguishes_folders_files_and_missing_paths(tmp_path: Path) -> None:
@@ -25,23 +26,24 @@ def test_kind_refuses_a_path_that_the_system_refuses(tmp_path: Path) -> None:
 
 
 def test_reading_names_a_file_that_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be read: No such file") as caught, reading(tmp_path / "a.txt"):
+    with refused(DataError, f"{tmp_path}/a.txt") as problems, reading(tmp_path / "a.txt"):
         pass
-    (problem,) = caught.value.problems
+    (problem,) = problems
     assert (problem.key, problem.hint) == (str(tmp_path / "a.txt"), "choose a path that this user can read")
 
 
 def test_reading_refuses_a_pipe_instead_of_waiting_for_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="is a named pipe") as caught, reading(tmp_path / "pipe"):
+    with refused(DataError, f"{tmp_path}/pipe") as problems, reading(tmp_path / "pipe"):
         pass
-    assert "copy them into a file" in str(caught.value.problems[0].hint)
+    assert "copy them into a file" in str(problems[0].hint)
 
 
 def test_reading_names_a_file_that_fails_while_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
-    with pytest.raises(DataError, match="cannot be read: Input/output error"), reading(tmp_path / "a.txt"):
+    with refused(DataError, f"{tmp_path}/a.txt") as problems, reading(tmp_path / "a.txt"):
         raise OSError(5, "Input/output error")
+    assert "Input/output" in problems[0].message
 
 
 @pytest.mark.parametrize(
@@ -117,12 +119,10 @@ def test_several_paths_are_found_in_the_order_given(tmp_path: Path, make_data: C
         return [os.path.relpath(file, tmp_path) for file in files]
 
     assert found("c.jsonl", "b", "a/*") == ["c.jsonl", "b/1.jsonl", "b/2.jsonl", "a/3.jsonl", "a/4.txt"]
-    with pytest.raises(DataError, match="no such file") as caught:
+    with refused(DataError, f"{tmp_path}/none") as problems:
         found("a", "none")
-    assert caught.value.problems[0].key == f"{tmp_path}/none"
-    with pytest.raises(DataError, match="is named twice") as caught:
+    with refused(DataError, f"{tmp_path}/b/../b/2.jsonl") as problems:
         found("b", "a", "b/../b/2*")
-    assert caught.value.problems[0].key == f"{tmp_path}/b/../b/2.jsonl"
 
 
 @pytest.mark.parametrize("url", ["", "file://"])
@@ -137,5 +137,5 @@ def test_a_stamp_changes_with_the_content(url: str, tmp_path: Path) -> None:
     longer = stamp(f"{url}{path}")
     os.utime(path, ns=(0, 10**9))
     assert len({first, longer, stamp(f"{url}{path}")}) == 3
-    with pytest.raises(DataError, match="cannot be read"):
+    with refused(DataError, ".../none"):
         stamp(f"{url}{tmp_path}/none")

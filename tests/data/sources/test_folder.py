@@ -16,6 +16,7 @@ from engine.data.sources.folder import folder_files, folder_sample
 from engine.data.sources.formats import FORMATS
 from engine.errors import DataError
 from tests.data.sources.read import documents, texts
+from tests.refusals import refused
 
 MakeData = Callable[..., schema.Data]
 WriteFiles = Callable[[Mapping[str, bytes]], Path]
@@ -63,9 +64,9 @@ def test_several_folders_are_read_in_the_order_given(write_files: WriteFiles, ma
     blocks, fraction = folder_sample(data, 2, seed=0)
     sampled = [document.text for block in blocks for document in block.documents()]
     assert len(set(sampled)) == 2 and set(sampled) < {b"1", b"2", b"3"} and fraction == 2 / 3
-    with pytest.raises(DataError, match="is named twice"):
+    with refused(DataError, ".../documents/a/d/3.txt"):
         folder_files(make_data((f"{root}/a", f"{root}"), pattern="**/3.txt"))
-    with pytest.raises(DataError, match="contains no files that match"):
+    with refused(DataError, ".../documents/a"):
         folder_files(make_data((f"{root}/b", f"{root}/a"), pattern="1.txt"))
 
 
@@ -210,9 +211,9 @@ def test_a_dangling_link_is_refused(write_files: WriteFiles, make_data: MakeData
     (root / "x.py").symlink_to(root / "gone.py")
     message, key, _ = refusal(make_data(root))
     assert (message, key) == ("cannot be read: No such file or directory", str(root / "x.py"))
-    with pytest.raises(DataError, match="cannot be read") as caught:  # at a start, not by the step that reads it
+    with refused(DataError, ".../documents/x.py") as problems:  # at a start, not by the step that reads it
         FORMATS["folder"].blocks(make_data(root))
-    assert caught.value.problems[0].hint == "make it a readable file, or exclude it with data.pattern"
+    assert problems[0].hint == "make it a readable file, or exclude it with data.pattern"
 
 
 def test_a_file_without_permission_is_refused(
