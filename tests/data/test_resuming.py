@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "WINDOW_BYTES", 1500)
 
 
-def memory(name: str, blocks: int, **facts: Any) -> Memory:
-    return Memory([[10] * 3] * blocks, name, bytes_=400, **facts)
+def memory(name: str, blocks: int, lengths: Sequence[int] = (10, 10, 10), **facts: Any) -> Memory:
+    return Memory([lengths] * blocks, name, bytes_=400, **facts)
 
 
 def dropped(folder: Path) -> Begin:
@@ -49,9 +49,9 @@ def dropped(folder: Path) -> Begin:
 
 
 def stopped(folder: Path) -> Begin:
-    """The run ends with a source, while the other repeats its documents."""
+    """The run ends with a source, while the other repeats its documents, of which some are split between steps."""
     policies: Any = {"a": "stop", "b": "repeat"}
-    corpora = [memory("a", 9), memory("b", 2)]
+    corpora = [memory("a", 9), memory("b", 2, lengths=(10, 130, 10))]
     return lambda state: StepsFrom(steps_of(corpora, config_of(45, 7, long="split"), {"a": 2, "b": 1}, policies), state)
 
 

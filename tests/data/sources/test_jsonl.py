@@ -88,5 +88,5 @@ def test_lines_are_numbered_in_one_pass_and_found_by_their_numbers(tmp_path: Pat
 
 
 def test_a_missing_file_is_refused(tmp_path: Path, make_data: MakeData) -> None:
-    with refused(DataError, f"{tmp_path}/none.jsonl") as problems:
+    with refused(DataError, f"{tmp_path}/none.jsonl"):
         documents(make_data(tmp_path / "none.jsonl", format="jsonl"))

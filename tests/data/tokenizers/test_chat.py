@@ -21,11 +21,13 @@ from transformers import AutoTokenizer
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError
 from tests.data.tokenizers.chat_folder import CHATML, CHATML_MARKED, LLAMA3, MISTRAL, SPECIAL, chat_folder
+from tests.refusals import refused
 
 Message = dict[str, Any]
 TEMPLATES = {"llama3": LLAMA3, "mistral": MISTRAL, "chatml": CHATML, "marked": CHATML_MARKED}
 ASK, ANSWER = {"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}
-TEXT = st.text(st.sampled_from(" \n\t.<|>/saéß😀\ufeff\x85") | st.characters(codec="utf-8"), max_size=12)
+ANY = st.characters(codec="utf-8", exclude_characters="\ufdd0\ufdd1")  # which mark what the assistant says
+TEXT = st.text(st.sampled_from(" \n\t.<|>/saéß😀\ufeff\x85") | ANY, max_size=12)
 TURNS = st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4)
 
 
@@ -216,8 +218,9 @@ def test_templates_are_found_where_transformers_finds_them(tmp_path: Path) -> No
         == open_tokenizer(str(folder)).chat([ASK, ANSWER])[0].tolist()
     )
     without = chat_folder(tmp_path / "without", named[:1])
-    with pytest.raises(DataError, match="has no default chat template, only tool_use"):
+    with refused(DataError) as problems:
         open_tokenizer(str(without)).chat([ASK, ANSWER])
+    assert "tool_use" in problems[0].message
 
 
 def test_templates_name_special_tokens(tmp_path: Path) -> None:
@@ -294,8 +297,9 @@ def test_a_normalizer_cannot_make_special_tokens_of_a_message(name: str, tmp_pat
         special = {library.token_to_id(token) for token in SPECIAL}
         assert special & set(library.encode(text, add_special_tokens=False).ids), text
         assert not special & set(tokenizer.encode(f"a {text} b").tolist()), "in a text it is ordinary"
-        with pytest.raises(DataError, match=r"messages\[0\] contains .* which would become the special token"):
+        with refused(DataError) as problems:
             tokenizer.chat([{"role": "user", "content": f"a {text} b"}, ANSWER])
+        assert "messages[0]" in problems[0].message
     ids, mask = tokenizer.chat([ASK, ANSWER])
     assert tokenizer.decode(ids[mask]).endswith("<|im_end|>")
 

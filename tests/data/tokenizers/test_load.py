@@ -11,6 +11,7 @@ import pytest
 
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -72,14 +73,15 @@ def test_what_is_no_tokenizer_is_refused(content: bytes, message: str, tmp_path:
 
 
 def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such tokenizer"):
+    with refused(DataError, f"{tmp_path}/byte"):
         open_tokenizer(str(tmp_path / "byte"))
-    with pytest.raises(DataError, match=r"has none of tokenizer\.json"):
+    with refused(DataError, tmp_path) as problems:
         open_tokenizer(str(tmp_path))
+    assert "tokenizer.json" in problems[0].message
 
 
 def test_llama4_is_refused_and_not_read_as_llama3(real: Callable[[str], Path]) -> None:
-    with pytest.raises(DataError, match="without a known pattern"):
+    with refused(DataError, real("llama4")):
         open_tokenizer(str(real("llama4")))
 
 
@@ -93,6 +95,7 @@ def test_a_missing_library_is_named_with_its_command(
     file = tmp_path / "file"
     file.write_bytes(content)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(DataError, match=f"without the package {package}") as caught:
+    with refused(DataError, f"{tmp_path}/file") as problems:
         open_tokenizer(str(file))
-    assert caught.value.problems[0].hint == f"pip install {package}"
+    assert f"{package}" in problems[0].message
+    assert problems[0].hint == f"pip install {package}"

@@ -6,13 +6,13 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError
+from tests.refusals import refused
 
 
 def train(path: Path, **options: object) -> str:
@@ -60,5 +60,5 @@ def test_a_symbol_that_is_matched_in_texts_never_ends_documents(tmp_path: Path) 
 def test_a_model_without_bos_adds_none(tmp_path: Path) -> None:
     tokenizer = open_tokenizer(train(tmp_path / "t5.model", bos_id=-1, eos_id=1, unk_id=2))
     assert (tokenizer.bos, tokenizer.eos) == (None, 1)
-    with pytest.raises(DataError, match="has no BOS token"):
+    with refused(DataError, f"{tmp_path}/t5.model"):
         open_tokenizer(str(tmp_path / "t5.model"), bos=True)
