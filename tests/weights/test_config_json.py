@@ -124,36 +124,35 @@ def test_what_is_said_twice_the_same_is_what_transformers_reads(rope: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("rope", "message"),
+    ("rope", "values"),
     [
         (
             {"rope_parameters": YARN | {"rope_theta": 5e5}, "rope_scaling": YARN | {"rope_theta": 1e4}},
-            "rope_parameters and rope_scaling differ: rope_theta is 500000.0 and 10000.0",
+            "rope_parameters rope_scaling rope_theta 500000.0 10000.0",
         ),
         (
             {"rope_parameters": YARN | {"rope_theta": 5e5}, "rope_scaling": YARN},
-            "rope_parameters and rope_scaling differ: rope_theta is 500000.0 and 10000.0",
+            "rope_parameters rope_scaling rope_theta 500000.0 10000.0",
         ),
         (
             {"rope_parameters": YARN, "rope_scaling": YARN | {"factor": 8.0}},
-            "rope_parameters and rope_scaling differ: factor is 4.0 and 8.0",
+            "rope_parameters rope_scaling factor 4.0 8.0",
         ),
         (
             {"rope_parameters": {"rope_type": "default"}, "rope_scaling": YARN},
-            "rope_parameters and rope_scaling differ: beta_fast is null and 32.0",
+            "rope_parameters rope_scaling beta_fast null 32.0",
         ),
         (
             {"rope_parameters": YARN | {"rope_theta": 5e5}, "rope_theta": 1e4},
-            "rope_parameters and rope_theta differ: rope_theta is 500000.0 and 10000.0",
+            "rope_parameters rope_theta 500000.0 10000.0",
         ),
     ],
 )
-def test_what_is_said_twice_and_differs_is_refused(rope: dict[str, Any], message: str) -> None:
+def test_what_is_said_twice_and_differs_is_refused(rope: dict[str, Any], values: str) -> None:
     """transformers would take one of them, and other programs the other."""
-    with pytest.raises(DataError) as caught:
+    with refused(DataError, HERE) as problems:
         model_values(LLAMA | rope, HERE)
-    (problem,) = caught.value.problems
-    assert problem.message == message and "remove the one" in str(problem.hint)
+    assert [value for value in values.split() if value not in problems[0].message] == []
 
 
 def test_a_model_type_of_another_architecture_is_refused() -> None:
@@ -164,58 +163,59 @@ def test_a_model_type_of_another_architecture_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    "changes",
     [
-        ({"architectures": ["Qwen2ForCausalLM"]}, r'\["Qwen2ForCausalLM"\] is not supported'),
-        ({"architectures": None}, "architectures is missing"),
-        ({"architectures": None, "model_type": "qwen2"}, 'model_type="qwen2" is not supported'),
-        ({"architectures": "LlamaForCausalLM"}, 'architectures="LlamaForCausalLM" is not supported'),
-        ({"attention_bias": True}, "attention_bias=true is not supported, only false"),
-        ({"mlp_bias": True}, "mlp_bias=true is not supported"),
-        ({"sliding_window": 4096}, "sliding_window=4096 is not supported, only null"),
-        ({"hidden_act": "gelu"}, 'hidden_act="gelu" is not supported, only "silu"'),
-        ({"head_dim": 0}, "head_dim must be a whole number above 0"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, 'layer_types with "sliding_attention" is not'),
-        ({"quantization_config": {"bits": 4}}, "quantization_config="),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_type="dynamic" is not supported'),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "yarn with truncate is not supported"),
-        ({"rope_scaling": "yarn"}, 'the rotary scaling must be a JSON object, not "yarn"'),
-        ({"vocab_size": None}, "vocab_size is missing"),
+        {"architectures": ["Qwen2ForCausalLM"]},
+        {"architectures": None},
+        {"model_type": "qwen2", "architectures": None},
+        {"architectures": "LlamaForCausalLM"},
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"sliding_window": 4096},
+        {"hidden_act": "gelu"},
+        {"head_dim": 0},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"quantization_config": {"bits": 4}},
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}},
+        {"rope_scaling": "yarn"},
+        {"vocab_size": None},
     ],
+    ids=str,
 )
-def test_unsupported_models_are_refused(changes: dict[str, Any], expected: str) -> None:
-    with pytest.raises(DataError, match=expected) as caught:
+def test_unsupported_models_are_refused(changes: dict[str, Any]) -> None:
+    """The message has the key, in a rotary scaling that which cannot be followed."""
+    with refused(DataError, HERE) as problems:
         model_values(LLAMA | changes, HERE)
-    (one,) = caught.value.problems
-    assert one.key == str(HERE) and one.hint
-    assert caught.value.code == 4
+    key, value = next(iter(changes.items()))
+    if key == "rope_scaling":
+        key = "rotary" if isinstance(value, str) else "truncate" if "truncate" in value else "rope_type"
+    assert key in problems[0].message
 
 
 @pytest.mark.parametrize("value", ["32", "wide", -32, 0, 32.0, True, [32], {"a": 1}, math.nan, "${run.seed}", "???"])
 def test_a_size_is_a_whole_number(value: object) -> None:
     """No other problem is derived from an invalid size, such as a wrong head size."""
-    with pytest.raises(DataError) as caught:
+    with refused(DataError, HERE) as problems:
         model_values(LLAMA | {"hidden_size": value, "head_dim": 8}, HERE)
-    (one,) = caught.value.problems
-    assert one.message == f"hidden_size must be a whole number above 0, not {json.dumps(value)}"
-    assert "correct it" in str(one.hint)
+    assert problems[0].message.startswith("hidden_size ") and problems[0].message.endswith(f" {json.dumps(value)}")
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("changes", "values"),
     [
-        ({"rms_norm_eps": "1e-5"}, 'rms_norm_eps must be a number above 0, not "1e-5"'),
-        ({"rms_norm_eps": math.nan}, "rms_norm_eps must be a number above 0, not NaN"),
-        ({"tie_word_embeddings": "false"}, 'tie_word_embeddings must be true or false, not "false"'),
-        ({"rope_theta": "5e5"}, 'rope_theta must be a number above 0, not "5e5"'),
-        ({"rope_theta": 0}, "rope_theta must be a number above 0, not 0"),
-        ({"rope_scaling": {"type": "linear", "factor": -2}}, "factor must be a number above 0, not -2"),
+        ({"rms_norm_eps": "1e-5"}, ["rms_norm_eps", '"1e-5"']),
+        ({"rms_norm_eps": math.nan}, ["rms_norm_eps", "NaN"]),
+        ({"tie_word_embeddings": "false"}, ["tie_word_embeddings", '"false"']),
+        ({"rope_theta": "5e5"}, ["rope_theta", '"5e5"']),
+        ({"rope_theta": 0}, ["rope_theta", "0"]),
+        ({"rope_scaling": {"type": "linear", "factor": -2}}, ["factor", "-2"]),
     ],
 )
-def test_other_values_have_the_right_type_and_range(changes: dict[str, Any], expected: str) -> None:
-    with pytest.raises(DataError) as caught:
+def test_other_values_have_the_right_type_and_range(changes: dict[str, Any], values: list[str]) -> None:
+    with refused(DataError, HERE) as problems:
         model_values(LLAMA | changes, HERE)
-    assert [one.message for one in caught.value.problems] == [expected]
+    assert [value for value in values if value not in problems[0].message] == []
 
 
 def test_our_keys_are_replaced_by_theirs() -> None:

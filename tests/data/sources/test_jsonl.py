@@ -12,7 +12,6 @@ from tests.data.sources.read import documents, texts
 from tests.refusals import refused
 
 MakeData = Callable[..., schema.Data]
-TEXT = "set data.field to a field with text, token ids, or chats"
 
 
 def write(tmp_path: Path, content: bytes) -> Path:
@@ -33,33 +32,26 @@ def test_the_field_can_be_chosen(tmp_path: Path, make_data: MakeData) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message", "hint"),
+    "line",
     [
-        (b'{"text": "a" "b"}', "is not JSON at column 14: Expecting ',' delimiter", "fix or remove the line"),
-        (b'{"text": "a', "is not JSON at column 10: Unterminated string starting at", "fix or remove the line"),
-        (b'["text"]', "is not a JSON object", 'write {"text": "..."} on each line'),
-        (b'{"txt": "a"}', "has no field 'text'", "did you mean data.field=txt?"),
-        (b'{"body": "a", "id": 1}', "has no field 'text'", "set data.field to one of 'body', 'id'"),
-        (b"{}", "has no field 'text'", "there are none"),
-        (b'{"text": 7}', "field 'text' is not a string", TEXT),
-        (b'{"text": null}', "field 'text' is not a string", TEXT),
-        (b'{"text": "caf\xe9"}', "is not UTF-8 at byte 13 of the line", "convert the file to UTF-8"),
-        (
-            b'{"text": "ab\\ud83d"}',
-            "contains an unpaired surrogate, \\ud83d, at character 2 of its text",
-            "fix or remove the line",
-        ),
-        (b"[" * 200_000, "contains JSON that Python cannot parse", "fix or remove the line"),
+        b'{"text": "a" "b"}',
+        b'{"text": "a',
+        b'["text"]',
+        b'{"txt": "a"}',
+        b'{"body": "a", "id": 1}',
+        b"{}",
+        b'{"text": 7}',
+        b'{"text": null}',
+        b'{"text": "caf\xe9"}',
+        b'{"text": "ab\\ud83d"}',
+        b"[" * 200_000,
     ],
+    ids=lambda line: line[:20].decode("latin-1"),
 )
-def test_a_bad_line_is_refused_by_its_number(
-    line: bytes, message: str, hint: str, tmp_path: Path, make_data: MakeData
-) -> None:
+def test_a_bad_line_is_refused_by_its_number(line: bytes, tmp_path: Path, make_data: MakeData) -> None:
     path = write(tmp_path, b'{"text": "good"}\n\n' + line + b"\n")
-    with pytest.raises(DataError) as caught:
+    with refused(DataError, f"{path}:3"):
         documents(make_data(path, format="jsonl"))
-    problem = caught.value.problems[0]
-    assert (problem.message, problem.key, problem.hint) == (message, f"{path}:3", hint)
 
 
 def test_the_number_of_a_line_is_found_when_it_is_asked_for(

@@ -50,26 +50,25 @@ def test_a_relative_path_counts_from_the_present_folder(
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "kind"),
     [
-        (b"", "is no known tokenizer"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "is no known tokenizer"),
-        (b'{"a": 1}', "is no known tokenizer"),
-        (b'{"model": {"type"', "is not JSON"),
-        (b'{"model": {"type": "BPE"}}', "is not a tokenizer.json that tokenizers can read"),
-        (b'{"config": {}, "vocab": []}', "is not a complete tekken.json"),
-        (b"\n\x05hello", "is not a SentencePiece model"),
-        (b"\n" * 100, "is not a SentencePiece model"),
-        (b"IQ== 0\nIg== 1\n", "is a tiktoken file without a known pattern"),
+        (b"", ""),
+        (b"version https://git-lfs.github.com/spec/v1\n", ""),
+        (b'{"a": 1}', ""),
+        (b'{"model": {"type"', "JSON"),
+        (b'{"model": {"type": "BPE"}}', "tokenizer.json"),
+        (b'{"config": {}, "vocab": []}', "tekken.json"),
+        (b"\n\x05hello", "SentencePiece"),
+        (b"\n" * 100, "SentencePiece"),
+        (b"IQ== 0\nIg== 1\n", "tiktoken"),
     ],
 )
-def test_what_is_no_tokenizer_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+def test_what_is_no_tokenizer_is_refused(content: bytes, kind: str, tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.model"
     file.write_bytes(content)
-    with pytest.raises(DataError, match=message) as caught:
+    with refused(DataError, f"{file}:1" if kind == "JSON" else file) as problems:
         open_tokenizer(str(file))
-    (problem,) = caught.value.problems
-    assert (str(problem.key).removesuffix(":1"), bool(problem.hint)) == (str(file), True)
+    assert kind in problems[0].message
 
 
 def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
