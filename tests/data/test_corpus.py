@@ -38,6 +38,7 @@ from tests.data.reading import range_of, text_corpus, tokens
 from tests.data.resuming import StepsFrom, columns, resumes_exactly
 from tests.data.sources.rows import FORMS
 from tests.data.token_files import megatron, written
+from tests.refusals import refused
 
 encode = open_tokenizer("bytes").document
 
@@ -333,8 +334,9 @@ def test_hashes_of_a_file_of_another_tool_are_those_of_the_numbers(counts: list[
 def test_hashes_of_another_file_are_refused(write_files: WriteFiles, make_data: MakeData, tmp_path: Path) -> None:
     pack(make_data(write_files(MANY)), tmp_path / "a")
     hashes_path(tmp_path / "a").write_bytes(bytes(8))
-    with pytest.raises(DataError, match="has 1 hashes for 200 documents"):
+    with refused(DataError, f"{tmp_path}/a.hash") as problems:
         TokenCorpus("data", tmp_path / "a", 0.0)
+    assert "200" in problems[0].message
 
 
 def test_blocks_of_another_file_are_refused(write_files: WriteFiles, make_data: MakeData, tmp_path: Path) -> None:
@@ -343,9 +345,8 @@ def test_blocks_of_another_file_are_refused(write_files: WriteFiles, make_data: 
     table = path.read_bytes()
     for damaged in (b"", table[:-16], table + bytes(16)):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match="does not fit") as caught:
+        with refused(DataError, f"{tmp_path}/a.blocks"):
             TokenCorpus("data", tmp_path / "a", 0.0)
-        assert caught.value.problems[0].key == str(path)
 
 
 # Texts against their token file

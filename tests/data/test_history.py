@@ -17,6 +17,7 @@ from engine.planner.make import plan_step
 from engine.run import metrics
 from engine.run.folder import RunFolder
 from tests.data.past_run import run_of
+from tests.refusals import refused
 
 SIZES = ["context=16", "capacity=16", "batch_tokens=64", "cluster.ranks_per_node=2", "data.validation_share=0.2"]
 
@@ -79,27 +80,29 @@ def test_documents_that_are_in_no_step(run: tuple[RunFolder, Config]) -> None:
     assert reasons.count("it is held out for validation") > 3 and reasons.count(None) > 20
     assert history.trace_document("code:0:999") == ([], None)
     for document in ("other:0:1", f"{web}:61", "nowhere.txt"):
-        with pytest.raises(ConfigError, match="no document of the run is at") as caught:
+        with refused(ConfigError, "--document"):
             history.trace_document(document)
-        assert caught.value.problems[0].key == "--document"
 
 
 def test_steps_that_are_not_finished_or_were_removed(run: tuple[RunFolder, Config]) -> None:
     folder, _ = run
     for step in (-1, 0, 9):
-        with pytest.raises(ConfigError, match=f"step {step} has not been finished; the last finished step is 8"):
+        with refused(ConfigError, "--step") as problems:
             History.of(folder.root).trace_step(step)
+        assert f"step {step}" in problems[0].message
     step_5 = History.of(folder.root).trace_step(5)
     metrics.cut_back(folder.metrics, 4)  # step 5 failed when all its documents were in the ledger
     assert History.of(folder.root).trace_step(5) == step_5
-    with pytest.raises(ConfigError, match="step 6 has not been finished"):
+    with refused(ConfigError, "--step") as problems:
         History.of(folder.root).trace_step(6)
+    assert "step 6" in problems[0].message
     shards = folder.ledger / "ranks-00000000.bin"
     whole = shards.read_bytes()
     (folder.ledger / "hashes-00000000.bin").unlink()
     shards.write_bytes(whole[: len(Ledger(folder.ledger).shards(1)) * SHARD.itemsize])  # a crash has lost the rest
-    with pytest.raises(ConfigError, match="step 5 has not been finished"):
+    with refused(ConfigError, "--step") as problems:
         History.of(folder.root).trace_step(5)
+    assert "step 5" in problems[0].message
     shards.write_bytes(whole)
     assert {one.step for one in History.of(folder.root).trace_document(str(folder.root.parent / "web.jsonl"))[0]} == {
         1,
@@ -110,15 +113,17 @@ def test_steps_that_are_not_finished_or_were_removed(run: tuple[RunFolder, Confi
     path = folder.ledger / "documents-00000000.bin"
     rows = Ledger(folder.ledger).documents(3).tobytes()
     path.write_bytes(rows)
-    with pytest.raises(DataError, match="step 2 is not in the ledger, which begins with step 3") as caught:
+    with refused(DataError, ".../run/ledger") as problems:
         History.of(folder.root).trace_step(2)
-    assert caught.value.problems[0].key == str(folder.ledger)
+    assert "step 3" in problems[0].message and "step 2" in problems[0].message
     path.unlink()
-    with pytest.raises(DataError, match="step 2 is not in the ledger, which is empty"):
+    with refused(DataError, ".../run/ledger", hint=False) as problems:
         History.of(folder.root).trace_step(2)
+    assert "step 2" in problems[0].message
     folder.metrics.unlink()
-    with pytest.raises(ConfigError, match="step 2 has not been finished, nor has any other step"):
+    with refused(ConfigError, "--step") as problems:
         History.of(folder.root).trace_step(2)
+    assert "step 2" in problems[0].message
 
 
 def test_a_source_that_cannot_be_opened_does_not_hide_the_documents(tmp_path: Path) -> None:
@@ -137,5 +142,6 @@ def test_a_source_that_cannot_be_opened_does_not_hide_the_documents(tmp_path: Pa
 
 
 def test_other_folders_are_no_runs(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is not the folder of a run: it has no resolved.yaml"):
+    with refused(ConfigError, tmp_path) as problems:
         History.of(tmp_path)
+    assert "resolved.yaml" in problems[0].message
