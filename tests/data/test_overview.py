@@ -24,6 +24,7 @@ from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import ConfigError, DataError
 from tests.data.token_files import megatron, written
 from tests.data.tokenizers.chat_folder import chat_folder
+from tests.refusals import refused
 
 encode = open_tokenizer("bytes").document
 
@@ -217,9 +218,10 @@ def test_the_hint_for_a_small_vocabulary_depends_on_the_weights(
     root = write_files(MANY)
     Corpora(make_config(root, "model.vocab=258"))
     for more, hint in (([], "set model.vocab=258 or more"), (["run.weights=hf"], "choose run.weights with")):
-        with pytest.raises(ConfigError, match="smaller than the vocabulary of the documents' tokenizer, 258") as caught:
+        with refused(ConfigError, "model.vocab=100") as problems:
             Corpora(make_config(root, "model.vocab=100", *more))
-        (problem,) = caught.value.problems
+        assert "258" in problems[0].message
+        (problem,) = problems
         assert str(problem.hint).startswith(hint) and problem.key == "model.vocab=100"
         assert str(root) in problem.message
 
@@ -230,9 +232,10 @@ def test_the_vocabulary_of_every_source_is_checked(tmp_path: Path, make_config: 
     theirs = written(tmp_path / "theirs", [[1, 2, 300]])
     Corpora(make_config(theirs, "model.vocab=100", format_="tokens"))
     sources = f"data.sources={{theirs: {{path: {theirs}}}, ours: {{path: {tmp_path / 'ours'}}}}}"
-    with pytest.raises(ConfigError, match="tokenizer, 258") as caught:
+    with refused(ConfigError, "model.vocab=100") as problems:
         Corpora(make_config(theirs, "model.vocab=100", sources, "data.mix={theirs: 1, ours: 1}", format_="tokens"))
-    assert str(tmp_path / "ours") in caught.value.problems[0].message
+    assert "258" in problems[0].message
+    assert str(tmp_path / "ours") in problems[0].message
 
 
 def test_token_files_of_another_tokenizer_are_refused(tmp_path: Path, make_config: MakeConfig) -> None:
@@ -254,7 +257,7 @@ def test_token_files_of_another_tokenizer_are_refused(tmp_path: Path, make_confi
     texts = f"b: {{path: {tmp_path / 'texts'}, format: folder}}"
     mixed = [f"data.sources={{a: {{path: {tmp_path / 'a'}}}, {texts}}}", "data.mix={a: 1, b: 1}", vocabulary]
     Corpora(make_config(tmp_path / "a", *mixed, tokenizer, format_="tokens"))
-    with pytest.raises(DataError, match="did not make the tokens"):
+    with refused(DataError, "data.tokenizer=bytes"):
         Corpora(make_config(tmp_path / "a", *mixed, format_="tokens"))
     theirs = written(tmp_path / "theirs", [[1, 2]])
     assert (
@@ -264,9 +267,9 @@ def test_token_files_of_another_tokenizer_are_refused(tmp_path: Path, make_confi
 
 
 def test_a_source_that_cannot_be_read_is_refused_at_once(tmp_path: Path, make_config: MakeConfig) -> None:
-    with pytest.raises(DataError, match="no such file or folder"):
+    with refused(DataError, f"{tmp_path}/gone"):
         Corpora(make_config(tmp_path / "gone"))
-    with pytest.raises(DataError, match="no such file"):
+    with refused(DataError, f"{tmp_path}/gone.idx"):
         Corpora(make_config(tmp_path / "gone", format_="tokens"))
 
 
@@ -274,9 +277,9 @@ def test_a_document_that_cannot_be_used_is_refused_before_a_run(
     write_files: WriteFiles, make_config: MakeConfig
 ) -> None:
     root = write_files(MANY | {"077.txt": b"caf\xe9"})
-    with pytest.raises(DataError, match="is not UTF-8") as caught:
+    with refused(DataError, ".../documents/077.txt") as problems:
         packed(make_config(root))
-    assert caught.value.problems[0].key == str(root / "077.txt")
+    assert problems[0].key == str(root / "077.txt")
 
 
 def test_the_fingerprints_are_those_of_the_sources(write_files: WriteFiles, make_config: MakeConfig) -> None:

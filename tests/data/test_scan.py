@@ -23,6 +23,7 @@ from engine.data.sources import folder, jsonl, source
 from engine.data.sources.jsonl import lines
 from engine.data.workers import StoppedError, in_processes
 from engine.errors import DataError
+from tests.refusals import refused
 
 MakeData = Callable[..., schema.Data]
 WriteFiles = Callable[[Mapping[str, bytes]], Path]
@@ -155,28 +156,29 @@ def test_a_wrong_line_is_named_by_its_number(
     monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 64)
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}\n\n' * 20 + '{"words": "a"}\n' + '{"text": "a"}\n' * 20, encoding="utf-8")
-    with pytest.raises(DataError, match="has no field 'text'") as caught:
+    with refused(DataError, f"{tmp_path}/a.jsonl:41") as problems:
         scan(make_data(path, format="jsonl"), None, seed=0)
-    assert caught.value.problems[0].key == f"{path}:41"
+    assert "'text'" in problems[0].message
+    assert problems[0].key == f"{path}:41"
 
 
 def test_a_file_that_is_not_text_is_named(write_files: WriteFiles, make_data: MakeData) -> None:
     root = write_files({"a": b"a", "b": b"caf\xe9"})
-    with pytest.raises(DataError, match="is not UTF-8") as caught:
+    with refused(DataError, ".../documents/b") as problems:
         scan(make_data(root), None, seed=0)
-    assert caught.value.problems[0].key == str(root / "b")
+    assert problems[0].key == str(root / "b")
 
 
 @pytest.mark.parametrize("sample", [None, 5])
 def test_nothing_to_measure_is_refused(
     sample: int | None, write_files: WriteFiles, tmp_path: Path, make_data: MakeData
 ) -> None:
-    with pytest.raises(DataError, match=r"every document \(2\) is empty"):
+    with refused(DataError, f"{tmp_path}/documents"):
         scan(make_data(write_files({"a": b"", "b": b""})), sample, seed=0)
     (tmp_path / "a.jsonl").write_bytes(b"")
-    with pytest.raises(DataError, match="contains no documents"):
+    with refused(DataError, f"{tmp_path}/a.jsonl"):
         scan(make_data(tmp_path / "a.jsonl", format="jsonl"), sample, seed=0)
-    with pytest.raises(DataError, match="no such file or folder"):
+    with refused(DataError, f"{tmp_path}/b.jsonl"):
         scan(make_data(tmp_path / "b.jsonl", format="jsonl"), sample, seed=0)
 
 
