@@ -113,7 +113,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """List the tests that may need the mark `long`, where those with it are left out, as in `make check`."""
     if "not long" in config.getoption("markexpr"):
-        found = tiers.costly(chain.from_iterable(terminalreporter.stats.values()))
-        terminalreporter.section(f"{len(found)} tests took more than a second of processor time")
-        for seconds, name in found:
-            terminalreporter.write_line(f"{seconds:5.1f} s {name}")
+        for seconds, name in tiers.costly(chain.from_iterable(terminalreporter.stats.values())):
+            terminalreporter.write_line(f"{seconds:5.1f} s of processor time: {name}")

@@ -127,7 +127,7 @@ def test_a_run_continues_identically_from_any_saved_cursor(
 def test_the_state_is_small() -> None:
     """64 sources far into a run: at most 1 KB and 64 bytes a source, without its name."""
     corpora = [Memory([[7] * 50] * 20, f"s{number:02}") for number in range(64)]
-    cursor = run(steps_of(corpora, config_of(2000, 100)), 40)[-1][1]
+    cursor = run(steps_of(corpora, config_of(2000, 100)), 4)[-1][1]
     far = {name: Place(12, 34_567, 8_901, 0) for name in cursor.places}
     state = json.dumps(Cursor(10**6, 10**13, far, cursor.mixer).to_json(), separators=(",", ":"))
     names = 2 * 64 * 3
