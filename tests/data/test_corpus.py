@@ -378,7 +378,7 @@ def both(data: schema.Data, prefix: Path) -> list[Corpus]:
 
 
 @pytest.mark.parametrize("form", ["folder", "jsonl"])
-@settings(max_examples=15)  # each example packs its documents twice
+@settings(max_examples=12)  # each example packs its documents twice
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=40).filter(lambda lengths: sum(lengths) > 200),
     batch=st.integers(20, 200),

@@ -136,7 +136,7 @@ class Recorded:
     ahead=st.integers(0, 4),
     damages=st.lists(st.tuples(st.sampled_from(["nothing", "cut", "zeros"]), st.integers(0, 99)), min_size=1),
 )
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_it_follows_the_run_when_it_goes_back(
     tmp_path_factory: pytest.TempPathFactory, most: int, ahead: int, damages: list[tuple[str, int]]
 ) -> None:

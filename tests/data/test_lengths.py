@@ -227,6 +227,7 @@ def test_a_header_of_numbers_that_are_not_there(shape: str, tmp_path: Path) -> N
     assert caught.value.problems[0].key == str(path)
 
 
+@pytest.mark.long
 def test_a_large_file_of_one_line(tmp_path: Path) -> None:
     """It is refused at its first part, not read as a whole."""
     path = tmp_path / "large"

@@ -114,6 +114,7 @@ def test_a_sample_of_a_folder(write_files: WriteFiles, make_data: MakeData) -> N
     assert scan(data, 1000, seed=1).fraction == 1.0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_process")
 def test_a_sample_of_a_jsonl_file_has_no_bias(
     tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
@@ -204,6 +205,7 @@ class Stopped:
         return stop_this_process, ()
 
 
+@pytest.mark.long
 def test_a_stopped_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would keep the caller waiting for ever. The others are not left behind, either."""
     monkeypatch.setattr("engine.control.processes.STOPPED_S", 0.5)

@@ -119,6 +119,7 @@ def test_the_tokenizer_of_a_token_file_is_compared(tmp_path: Path) -> None:
     check_tokenizer(weights, theirs)  # another tool made it, with a tokenizer that is not known
 
 
+@pytest.mark.long
 def test_real_tokenizers_differ_from_each_other() -> None:
     """And not from themselves."""
     names = ("llama3", "tekken", "sentencepiece", "huggingface")

@@ -86,6 +86,7 @@ def test_a_failing_write_leaves_nothing(
         assert "No space left" in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_kill_leaves_only_a_draft_that_cannot_be_loaded(tmp_path: Path) -> None:
     """Not even when all tensors are on disk: config.json is written last."""
     code = f"""

@@ -103,6 +103,7 @@ def test_a_block_is_complete_if_the_folder_is_trimmed_at_any_moment(
     assert moments[-1] == ".idx" and len(moments) >= 4
 
 
+@pytest.mark.long
 def test_runs_that_trim_a_folder_do_not_disturb_those_that_read(
     blocks: list[Noted], cache: Path, make_data: MakeData, tmp_path: Path
 ) -> None:

@@ -112,7 +112,7 @@ def parquet(rows: list[Any], **options: Any) -> bytes:
     return file.getvalue()
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.long)])
 def workers(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
@@ -286,7 +286,7 @@ def test_a_file_that_was_cut_off_is_found_and_the_others_are_read(tmp_path: Path
     content = zstandard.ZstdCompressor(level=1).compress(lines([RANDOM.randbytes(90).hex() for _ in range(9000)]))
     (tmp_path / "a.jsonl.zst").write_bytes(content[: len(content) * 2 // 3])
     (tmp_path / "b.jsonl").write_bytes(lines([GOOD[0], b"{"]))
-    tally = lint([make_data(tmp_path, format="jsonl")], LIMITS)
+    tally = lint([make_data(tmp_path, format="jsonl")], LIMITS, workers=1)
     assert found(tally) == {"L01": [f"{tmp_path}/a.jsonl.zst"], "L02": [f"{tmp_path}/b.jsonl:2"]}
     assert tally.findings["L01", ""].examples[0].detail == "was cut off" and 4000 < tally.documents < 9000
 
@@ -295,7 +295,7 @@ def test_copies_are_found_across_sources(tmp_path: Path, make_data: MakeData) ->
     (tmp_path / "a").write_bytes(lines(GOOD[:3]))
     (tmp_path / "b").write_bytes(parquet([GOOD[5], GOOD[1]]))
     sources = [make_data(tmp_path / "a", format="jsonl"), make_data(tmp_path / "b", format="parquet")]
-    tally = lint([*sources, sources[0]], LIMITS)
+    tally = lint([*sources, sources[0]], LIMITS, workers=1)
     assert found(tally) == {"L14": [f"{tmp_path}/b:row 1", *(f"{tmp_path}/a:{line}" for line in (1, 2, 3))]}
     assert tally.findings["L14", ""].examples[0].detail == f"is a copy of {tmp_path}/a:2"
 
@@ -304,7 +304,7 @@ def test_the_first_examples_are_kept(tmp_path: Path, make_data: MakeData, monkey
     monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 30)
     monkeypatch.setattr(module, "_RECORDS", 3)
     (tmp_path / "a").write_bytes(lines([b"{", "", "a text"] * 20))
-    tally = lint([make_data(tmp_path / "a", format="jsonl")], LIMITS, keep=3)
+    tally = lint([make_data(tmp_path / "a", format="jsonl")], LIMITS, keep=3, workers=1)
     assert {code: (one.count, [e.place for e in one.examples]) for (code, _), one in tally.findings.items()} == {
         "L02": (20, [f"{tmp_path}/a:{line}" for line in (1, 4, 7)]),
         "L06": (20, [f"{tmp_path}/a:{line}" for line in (2, 5, 8)]),

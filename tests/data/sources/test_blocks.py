@@ -298,7 +298,7 @@ def test_arrow_cut_off_anywhere_is_said(tmp_path: Path, make_data: MakeData) -> 
     assert refusal(make_data(tmp_path / "a", format="arrow"))[0].endswith("the marker at its end is missing")
 
 
-@pytest.mark.parametrize("name", ["gzip", "parquet", "arrow stream"])
+@pytest.mark.parametrize("name", [pytest.param("gzip", marks=pytest.mark.long), "parquet", "arrow stream"])
 def test_a_sample_has_no_bias(name: str, tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow, "_BLOCK_BYTES", 1)
     monkeypatch.setattr(source, "_PILOT_BYTES", 1000)

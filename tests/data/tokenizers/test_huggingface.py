@@ -36,6 +36,7 @@ def write(folder: Path, config: dict[str, Any] | None = None, template: bool = F
     return str(folder)
 
 
+@pytest.mark.long
 def test_ids_are_the_librarys(real: Callable[[str], Path], texts: list[str]) -> None:
     bare = tokenizers.Tokenizer.from_file(str(real("huggingface")))
     tokenizer = open_tokenizer(str(real("huggingface")))
