@@ -12,6 +12,7 @@ from engine.data.sources.source import Document
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError
 from tests.data.tokenizers.chat_folder import CHATML, chat_folder
+from tests.refusals import refused
 
 CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
@@ -45,14 +46,14 @@ def test_a_prompt_does_not_count_but_a_token_across_its_end_does(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("document", "message"),
+    ("document", "value"),
     [
-        (Document("p", None, messages=CHAT), "has no chat template"),
-        (Document("p", None, np.array([258])), "has token 258, but bytes has a vocabulary of 258"),
-        (Document("p", None, problem=DataError("is broken", key="p")), "is broken"),
+        (Document("p", None, messages=CHAT), "bytes"),
+        (Document("p", None, np.array([258])), "token 258"),
+        (Document("p", None, problem=DataError("is broken", key="p", hint="mend it")), "is broken"),
     ],
 )
-def test_what_cannot_be_encoded_is_refused_by_its_place(document: Document, message: str) -> None:
-    with pytest.raises(DataError, match=message) as caught:
+def test_what_cannot_be_encoded_is_refused_by_its_place(document: Document, value: str) -> None:
+    with refused(DataError, "p") as problems:
         encode(document, open_tokenizer("bytes"))
-    assert caught.value.problems[0].key == "p"
+    assert value in problems[0].message

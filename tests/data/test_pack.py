@@ -146,14 +146,14 @@ def test_other_documents_are_not_replaced(
     (tmp_path / "b" / "b.txt").write_bytes(b"b")
     if interrupted:
         (tmp_path / "a.parts").mkdir()
-    for other, message in (
-        (make_data(tmp_path / "b"), f"a was packed from data.path={root}$"),
-        (make_data(root, pattern="1*"), r"a was packed from data.pattern=\*\*/\*$"),
-        (make_data(root, bos=False), "a was packed with another tokenizer$"),
+    for other, value in (
+        (make_data(tmp_path / "b"), f"data.path={root}"),
+        (make_data(root, pattern="1*"), "data.pattern=**/*"),
+        (make_data(root, bos=False), "tokenizer"),
     ):
-        with pytest.raises(ConfigError, match=message) as caught:
+        with refused(ConfigError, "--out") as problems:
             pack(other, prefix, workers=1)
-        assert caught.value.problems[0].key == "--out" and f"remove {prefix}.idx" in str(caught.value.problems[0].hint)
+        assert problems[0].message.endswith(value) and f"{prefix}.idx" in str(problems[0].hint)
     assert contents(prefix) == before
     (root / "zzz.txt").write_bytes(b"grown")
     monkeypatch.chdir(tmp_path)
@@ -203,10 +203,9 @@ def test_nothing_to_pack_is_refused(texts: Mapping[str, bytes], write_files: Wri
     root = write_files(texts)
     lines = "a.jsonl" in texts
     data = make_data(root / "a.jsonl", format="jsonl") if lines else make_data(root)
-    message = "contains no documents" if lines else r"every document \(2\) is empty"
-    with pytest.raises(DataError, match=message) as caught:
+    with refused(DataError, data.path) as problems:
         pack(data, root.parent / "packed")
-    assert caught.value.problems[0].key == data.path
+    assert ("(2)" in problems[0].message) != lines
     assert [path.name for path in root.parent.iterdir()] == ["documents"], "nothing is left"
 
 

@@ -48,9 +48,9 @@ def test_rates_batches_plans_ranks_and_stages_may_change(change: str) -> None:
     ],
 )
 def test_values_that_tensors_or_document_order_depend_on_must_match(change: str, expected: str) -> None:
-    with pytest.raises(CheckpointError, match=f"cannot resume from the checkpoint: {expected}") as caught:
+    with refused(CheckpointError, CHECKPOINT) as problems:
         check_compatible(CHECKPOINT, state(), load(["recipe=quickstart", change]))
-    assert caught.value.problems[0].key == str(CHECKPOINT)
+    assert expected in problems[0].message
 
 
 def test_biases_belong_to_their_rate() -> None:
@@ -63,11 +63,13 @@ def test_biases_belong_to_their_rate() -> None:
         ("balance.by=loss", "balance.by: bias -> loss"),
         ("model.experts=1 model.family=llama", "model.family: mixtral -> llama; model.experts: 4 -> 1"),
     ):
-        with pytest.raises(CheckpointError, match=f"cannot resume from the checkpoint: {expected}$"):
+        with refused(CheckpointError, CHECKPOINT) as problems:
             check_compatible(CHECKPOINT, before, load([*experts, *change.split()]))
+        assert problems[0].message.endswith(f": {expected}")
     without = replace(before, must_match=must_match(load([*experts, "balance.by=loss"])))
-    with pytest.raises(CheckpointError, match=r"checkpoint: balance\.by: not bias -> bias$"):
+    with refused(CheckpointError, CHECKPOINT) as problems:
         check_compatible(CHECKPOINT, without, load(experts))
+    assert problems[0].message.endswith(": balance.by: not bias -> bias")
 
 
 def tokenizer(name: str, fingerprint: str, eos: int | None = 2) -> dict[str, Any]:
@@ -91,36 +93,34 @@ def test_tokenizers_are_compared_by_fingerprint_and_shown_by_name(
     check_compatible(CHECKPOINT, state(), config, now)
     if shown is None:
         return check_compatible(CHECKPOINT, before, config, now)
-    with pytest.raises(CheckpointError) as caught:
+    with refused(CheckpointError, CHECKPOINT) as problems:
         check_compatible(CHECKPOINT, before, config, now)
     was = "a/t.json (BOS 1, EOS 2, fingerprint aaaaaaaaaaaa)"
-    message = f"this config cannot resume from the checkpoint: data.tokenizer: {was} -> {shown}"
-    assert caught.value.problems[0].message == message
+    assert problems[0].message.endswith(f": data.tokenizer: {was} -> {shown}")
 
 
 def test_of_older_checkpoints_tokenizers_are_compared_by_name() -> None:
     """They do not have its fingerprint. That of their documents covers the content of a file with the same name."""
     older = replace(state(), must_match=state().must_match | {"data.tokenizer": "bytes"})
     check_compatible(CHECKPOINT, older, load(["recipe=quickstart"]), tokenizer("bytes", "a"))
-    with pytest.raises(CheckpointError, match=r"checkpoint: data\.tokenizer: bytes -> t\.json$"):
+    with refused(CheckpointError, CHECKPOINT) as problems:
         check_compatible(CHECKPOINT, older, load(["recipe=quickstart", "data.tokenizer=t.json"]), tokenizer("t", "a"))
+    assert problems[0].message.endswith(": data.tokenizer: bytes -> t.json")
 
 
 def test_a_changed_rotary_scaling_is_reported_by_its_keys() -> None:
-    with pytest.raises(
-        CheckpointError, match=r"checkpoint: model\.rope\.kind: none -> linear; model\.rope\.factor: null -> 2"
-    ):
+    with refused(CheckpointError, CHECKPOINT) as problems:
         check_compatible(CHECKPOINT, state(), load(["model.rope.kind=linear", "model.rope.factor=2"]))
+    assert ": model.rope.kind: none -> linear; model.rope.factor: null -> 2" in problems[0].message
 
 
 def test_changed_documents_are_refused() -> None:
     check_fingerprints({"data": "a" * 32}, {"data": "a" * 32})
-    message = r"the documents changed since the run started \(bbbbbbbbbbbb, was aaaaaaaaaaaa\)"
     for name, key in (("data", "data.path"), ("web", "data.sources.web.path")):
-        with pytest.raises(DataError, match=message) as caught:
+        with refused(DataError, key) as problems:
             check_fingerprints({name: "b" * 32, "other": "c"}, {name: "a" * 32, "other": "c"})
-        (problem,) = caught.value.problems
-        assert problem.key == key and "--resume never" in str(problem.hint)
+        assert "b" * 12 in problems[0].message and "a" * 12 in problems[0].message
+        assert "--resume never" in str(problems[0].hint)
     with refused(DataError, "data.path") as problems:
         check_fingerprints({"data": "b"}, {"data": "a"}, {"data": "labels, attention_mask"})
     assert "attention_mask" in problems[0].message
@@ -134,10 +134,10 @@ def test_sources_may_be_added_and_left_out() -> None:
 @pytest.mark.parametrize(("old", "new", "key"), [("web", "pages", "sources.pages.path"), ("web", "data", "path")])
 def test_a_source_with_another_name_is_refused_with_both_names(old: str, new: str, key: str) -> None:
     """It would begin again at its first document, without a word."""
-    with pytest.raises(DataError, match=f"source {new} has the documents of the run's source {old} and") as caught:
+    with refused(DataError, f"data.{key}") as problems:
         check_fingerprints({"code": "b", new: "a"}, {old: "a", "code": "b"})
-    (problem,) = caught.value.problems
-    assert problem.key == f"data.{key}" and f"name it data.sources.{old} " in str(problem.hint)
+    assert f"source {new} " in problems[0].message and f"source {old} " in problems[0].message
+    assert f"data.sources.{old} " in str(problems[0].hint)
 
 
 def test_older_checkpoints_had_to_keep_the_stage() -> None:
@@ -157,8 +157,9 @@ def test_a_checkpoint_of_an_earlier_format_stands_for_the_values_that_its_run_ha
     change = Change(added={"model.rope_theta": row, "data.separator": "x"}, gone={"model.old": "model.rope_theta"})
     monkeypatch.setattr(versions, "CHANGES", {2: change})
     check_compatible(CHECKPOINT, before, config)
-    with pytest.raises(CheckpointError, match=r"checkpoint: model\.rope_theta: 10000.0 -> 7.0$"):
+    with refused(CheckpointError, CHECKPOINT) as problems:
         check_compatible(CHECKPOINT, before, load(["recipe=quickstart", "model.rope_theta=7"]))
+    assert problems[0].message.endswith(": model.rope_theta: 10000.0 -> 7.0")
 
 
 def test_in_its_own_folder_a_run_keeps_what_it_learns_from() -> None:

@@ -33,9 +33,9 @@ def test_headers_are_those_of_the_tensors(folder: Path) -> None:
 def test_a_missing_shard(folder: Path) -> None:
     first, *others = sorted(folder.glob("*.safetensors"))
     first.unlink()
-    with pytest.raises(DataError, match=f"shard {first.name} is missing") as caught:
+    with refused(DataError, folder) as problems:
         read_headers(folder)
-    assert caught.value.problems[0].key == str(folder)
+    assert first.name in problems[0].message
     for shard in others:
         shard.unlink()
     with pytest.raises(DataError) as caught:
@@ -48,12 +48,11 @@ def test_a_shard_that_is_cut_short(folder: Path, keep: int) -> None:
     shard = max(folder.glob("*.safetensors"))
     whole = shard.stat().st_size
     shard.write_bytes(shard.read_bytes()[:keep])
-    with pytest.raises(DataError, match="is cut short") as caught:
+    with refused(DataError, shard) as problems:
         read_headers(folder)
-    assert caught.value.problems[0].key == str(shard)
-    assert caught.value.problems[0].hint == f"copy {shard.name} again from its source"
+    assert shard.name in str(problems[0].hint)
     if keep == -1:
-        assert str(caught.value) == f"is cut short: {whole - 1:,} bytes, but its header says {whole:,}"
+        assert f"{whole - 1:,}" in problems[0].message and f"{whole:,}" in problems[0].message
 
 
 def test_a_shard_that_is_too_long(folder: Path) -> None:
@@ -69,16 +68,16 @@ def test_other_files_with_the_name_of_a_shard(folder: Path) -> None:
     shard = max(folder.glob("*.safetensors"))
     good = shard.read_bytes()
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
-    expected = {b"<html>not found</html>": "or is not a safetensors file", pointer: "is a Git LFS pointer"}
+    expected = {b"<html>not found</html>": "safetensors", pointer: "Git LFS"}
     expected |= {
-        good.replace(b'"F32"', b'"F64"', 1): "inconsistent header",
-        b"\2" + bytes(7) + b"{}..": "not a safetensors",
+        good.replace(b'"F32"', b'"F64"', 1): "header",
+        b"\2" + bytes(7) + b"{}..": "safetensors",
     }
     for content, why in expected.items():
         shard.write_bytes(content)
-        with pytest.raises(DataError, match=why) as caught:
+        with refused(DataError, shard) as problems:
             read_headers(folder)
-        assert caught.value.problems[0].key == str(shard) and caught.value.problems[0].hint
+        assert why in problems[0].message
     shard.unlink()
     (folder / SINGLE).mkdir()
     with refused(DataError, ".../model.safetensors"):
@@ -88,14 +87,14 @@ def test_other_files_with_the_name_of_a_shard(folder: Path) -> None:
 def test_shards_without_their_index(folder: Path) -> None:
     (folder / INDEX).unlink()
     first, *others = sorted(folder.glob("*.safetensors"))
-    with pytest.raises(DataError, match=f"has {first.name} and {len(others)} more, but no {INDEX}") as caught:
+    with refused(DataError, folder) as problems:
         read_headers(folder)
-    assert caught.value.problems[0].key == str(folder)
+    assert f"{first.name} and {len(others)} " in problems[0].message and INDEX in problems[0].message
     for shard in others:
         shard.unlink()
-    with pytest.raises(DataError, match=f"has {first.name}, but no {INDEX}") as caught:
+    with refused(DataError, folder) as problems:
         read_headers(folder)
-    assert SINGLE in str(caught.value.problems[0].hint)
+    assert f"{first.name}, " in problems[0].message and SINGLE in str(problems[0].hint)
 
 
 def test_a_tensor_that_its_shard_does_not_hold(folder: Path) -> None:
@@ -103,8 +102,7 @@ def test_a_tensor_that_its_shard_does_not_hold(folder: Path) -> None:
     save_file({"other": torch.zeros(1)}, shard)
     with refused(DataError, ".../model.safetensors.index.json") as problems:
         read_headers(folder)
-    assert f"{shard.name}" in problems[0].message
-    assert problems[0].key == str(folder / INDEX)
+    assert shard.name in problems[0].message
 
 
 def test_the_first_ten_problems_are_listed(folder: Path) -> None:
