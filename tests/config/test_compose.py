@@ -14,6 +14,7 @@ from engine.config import tree
 from engine.config.compose import compose, layers
 from engine.config.own import OwnRecipe
 from engine.errors import ConfigError
+from tests.refusals import refused
 
 
 def test_values_are_plain_and_resolved() -> None:
@@ -33,10 +34,8 @@ def test_nothing_of_hydra_is_left_behind() -> None:
 
 
 def test_an_unknown_reference_is_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, "run.out=${nowhere}"):
         compose(["run.steps=3", "run.out=${nowhere}"])
-    (problem,) = caught.value.problems
-    assert problem.key == "run.out=${nowhere}"
 
 
 def test_nothing_of_an_own_recipe_is_left_behind() -> None:
@@ -59,9 +58,8 @@ def test_a_variable_that_looks_like_a_secret_is_not_copied_into_a_config(monkeyp
     for name in ("MY_OTHERS", "MY_TOKENIZERS"):
         assert compose([f"data.path=${{oc.env:{name},here}}"])["data"]["path"] == "here"
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
-    with pytest.raises(ConfigError, match="looks like a secret") as caught:
+    with refused(ConfigError, "${oc.env:AWS_SECRET_ACCESS_KEY}"):
         compose(["data.path=x-${oc.env:AWS_SECRET_ACCESS_KEY}"])
-    assert caught.value.problems[0].key == "${oc.env:AWS_SECRET_ACCESS_KEY}"
 
 
 @pytest.mark.parametrize(

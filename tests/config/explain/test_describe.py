@@ -6,7 +6,6 @@ from engine.config import keys, tree
 from engine.config.explain.describe import describe, json_schema, overview
 from engine.config.load import load
 from engine.config.validate import validate
-from engine.errors import ConfigError
 
 
 def test_every_key_has_one_description() -> None:
@@ -69,23 +68,6 @@ def test_a_group() -> None:
     assert describe("data.sources.web.path").name == "data.sources"
     assert describe("memory").keys == [] and "zero3" in describe("memory").options
     assert {*tree.groups(), *keys.sections()} - {"model.rope", "recipe"} == set(overview().inner)
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("optimzer", "did you mean optimizer?"),
-        ("optimizer.lrr", "did you mean optimizer.lr?"),
-        ("lr", "did you mean optimizer.lr?"),
-        ("ofload", "did you mean offload?"),
-        ("zzzzzz", "`bytescale config help` lists all sections"),
-    ],
-)
-def test_a_mistake_gets_the_nearest_name(name: str, hint: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        describe(name)
-    (problem,) = raised.value.problems
-    assert (problem.message, problem.key, problem.hint) == ("unknown key", name, hint)
 
 
 def test_the_json_schema_has_every_key_and_only_standard_bounds() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from engine.errors import ConfigError
 from engine.launch.schedulers.joined import Joined, joined
+from tests.refusals import refused
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -101,37 +102,25 @@ def test_nodes_and_ranks_follow_from_the_processes() -> None:
     assert place(**TORCHRUN).settings(["cluster.nodes=2", "cluster.ranks_per_node=4"]) == nodes[:1]
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("cluster.nodes=3", "contradicts torchrun, which has started 8 tasks on 2 nodes"),
-        ("cluster.ranks_per_node=2", "contradicts torchrun, which has started 8 tasks on 2 nodes"),
-        ("cluster.hostfile=hosts", "torchrun has already chosen the hosts"),
-    ],
-)
-def test_contradictions_are_refused(given: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.parametrize("given", ["cluster.nodes=3", "cluster.ranks_per_node=2", "cluster.hostfile=hosts"])
+def test_contradictions_are_refused(given: str) -> None:
+    """tests/mistakes/hosts.yaml has what is said."""
+    with refused(ConfigError, given):
         place(**TORCHRUN).settings([given])
-    (problem,) = caught.value.problems
-    assert (problem.key, problem.message) == (given, message)
-    assert "leave it out" in (problem.hint or "")
 
 
 @pytest.mark.parametrize(
-    ("environment", "message"),
+    ("environment", "key"),
     [
-        (TORCHRUN | {"RANK": "x"}, "is x, not a number, though torchrun has started this process"),
-        ({name: value for name, value in SRUN.items() if name != "SLURM_NODEID"}, "is missing, not a number"),
-        (SRUN | {"SLURM_STEP_NUM_TASKS": "3"}, "srun has started 3 tasks on 2 nodes: nodes need equal numbers"),
+        (TORCHRUN | {"RANK": "x"}, "RANK"),
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "3"}, "cluster.nodes"),
         (
             SRUN | {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "5,3"},
-            "srun has started 5,3 tasks on 2 nodes: nodes need equal numbers",
+            "SLURM_STEP_TASKS_PER_NODE",
         ),
-        (SRUN | {"SLURM_STEP_NUM_TASKS": "20", "SLURM_STEP_TASKS_PER_NODE": "8(x2),4"}, r"has started 8\(x2\),4 tasks"),
-        (TORCHRUN | {"GROUP_WORLD_SIZE": "3"}, "torchrun has started 8 tasks on 3 nodes"),
-        (SRUN | {"SLURM_STEP_NUM_TASKS": "1"}, "srun has started 1 task on 2 nodes"),
+        (TORCHRUN | {"GROUP_WORLD_SIZE": "3"}, "cluster.nodes"),
     ],
 )
-def test_variables_that_make_no_sense_are_refused(environment: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_variables_that_make_no_sense_are_refused(environment: dict[str, str], key: str) -> None:
+    with refused(ConfigError, key):
         joined(environment)
