@@ -82,10 +82,15 @@ def test_a_cache_among_the_documents_is_refused_by_every_command_that_packs(
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a").write_bytes(b"one")
     words = ["data=folder", f"data.path={tmp_path / 'texts'}", "data.pattern='**/*'", f"run.out={tmp_path / 'run'}"]
-    assert run([*command, *words, f"data.cache={tmp_path / 'texts' / 'cache'}"]) == 2
-    error = capsys.readouterr().err
-    assert f"data.cache={tmp_path / 'texts' / 'cache'}: is inside data.path=" in error
+    assert run([*command, *words, f"data.cache={tmp_path / 'texts' / 'cache'}", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["key"] == f"data.cache={tmp_path / 'texts' / 'cache'}"
     assert [path.name for path in (tmp_path / "texts").iterdir()] == ["a"]
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer with a chat template."""
+    return chat_folder(tmp_path_factory.mktemp("tokenizers") / "tokenizer", CHATML)
 
 
 @pytest.mark.parametrize(
@@ -100,13 +105,13 @@ def test_a_cache_among_the_documents_is_refused_by_every_command_that_packs(
     ],
 )
 def test_each_shape_of_rows_is_shown_with_what_counts(
-    row: dict[str, Any], shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    row: dict[str, Any], shown: str, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One command, which says what it reads."""
     (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
     words = ["data=jsonl", f"data.path={tmp_path / 'a.jsonl'}", f"data.cache={tmp_path / 'cache'}"]
     if shown.startswith("]]"):
-        words += [f"data.tokenizer={chat_folder(tmp_path / 'tokenizer', CHATML)}", "model.vocab=400"]
+        words += [f"data.tokenizer={chats}", "model.vocab=400"]
     words += ["data.validation_share=0", *SIZES]
     assert run(["data", "head", "recipe=quickstart", *words, "--sequences", "1"]) == 0
     captured = capsys.readouterr()

@@ -1,4 +1,7 @@
-"""Each file that a command reads may be a named pipe, a device, huge, or nested deeply: one line, and never code 70."""
+"""Each file that a command reads may be a named pipe, a device, huge, or nested deeply: one line, and never code 70.
+
+Few combinations have each file and each kind once; the others are slow. tests/test_readers.py tests what they share.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import pytest
 
 from bytescale_cli.main import run
 from engine.config.load import load, resolved_yaml
+from tests.covering import in_turn
 
 CONFIG = {
     **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4},
@@ -64,8 +68,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("key", BY_KEY)
+@in_turn("key, bad", [*BY_KEY], [*BAD])
 def test_a_file_that_a_key_names(key: str, bad: str, refused: Callable[..., None]) -> None:
     command, code = BY_KEY[key]
     if (key, bad) == ("recipes show", "deep"):
@@ -75,8 +78,7 @@ def test_a_file_that_a_key_names(key: str, bad: str, refused: Callable[..., None
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("bad", ["pipe", "device", "huge", "deep"])
-@pytest.mark.parametrize("name", IN_FOLDER)
+@in_turn("name, bad", [*IN_FOLDER], ["pipe", "device", "huge", "deep"])
 def test_a_file_in_the_folder_of_a_model(name: str, bad: str, refused: Callable[..., None]) -> None:
     files = {"config.json": CONFIG, "tokenizer.json": WORDS}
     for other, content in files.items():
@@ -87,8 +89,7 @@ def test_a_file_in_the_folder_of_a_model(name: str, bad: str, refused: Callable[
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("bad", ["pipe", "device", "huge", "deep"])
-@pytest.mark.parametrize("name", OF_RUN)
+@in_turn("name, bad", [*OF_RUN], ["pipe", "device", "huge", "deep"])
 def test_a_file_in_the_folder_of_a_run(name: str, bad: str, refused: Callable[..., None]) -> None:
     """The run may be someone else's."""
     Path("run/resolved.yaml").write_text(resolved_yaml(load([])))

@@ -11,6 +11,7 @@ from bytescale_cli.main import run
 from bytescale_cli.options import named_as_typed, plot_path, with_aliases, writable
 from engine.config.load import load
 from engine.errors import ConfigError, Problem
+from tests.refusals import refused
 
 OUT, NPROC = ("--out", "run.out"), ("--nproc", "cluster.ranks_per_node")
 
@@ -33,9 +34,8 @@ def test_both_given_and_equal(given: str) -> None:
 
 
 def test_both_given_and_different_is_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, "--out", "--nproc"):
         with_aliases(["run.out=a", "cluster.ranks_per_node=2"], {OUT: "b", NPROC: 3})
-    assert [problem.key for problem in caught.value.problems] == ["--out", "--nproc"]
 
 
 def test_an_error_names_what_was_typed() -> None:
@@ -61,37 +61,27 @@ def test_a_page_may_be_new_replaced_or_behind_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "old.html").read_text() == "old"
 
 
-@pytest.mark.parametrize(
-    ("name", "cause"),
-    [
-        ("none/a.html", "cannot be written: No such file or directory"),
-        ("folder.html", "cannot be written: it is a folder or a device"),
-        ("file/a.html", "cannot be written: Not a directory"),
-        ("x" * 300 + ".html", "cannot be written: File name too long"),
-        ("a.png", "is not an HTML file name"),
-        ("", "is not an HTML file name"),
-    ],
-)
-def test_what_is_no_place_for_a_page_is_refused(name: str, cause: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["none/a.html", "folder.html", "file/a.html", "x" * 300 + ".html", "a.png", ""])
+def test_what_is_no_place_for_a_page_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=cause) as refused:
+    with pytest.raises(ConfigError) as caught:  # long names make long messages
         plot_path(str(tmp_path / name) if name else "")
-    assert refused.value.problems[0].key == "--plot"
+    assert [problem.key for problem in caught.value.problems] == ["--plot"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.html"]
 
 
 def test_a_picture_is_for_commands_that_draw_one(tmp_path: Path) -> None:
     kinds = (".html", ".svg")
     assert plot_path(str(tmp_path / "a.svg"), kinds=kinds) == tmp_path / "a.svg"
-    with pytest.raises(ConfigError, match="is not an HTML file name"):
+    with refused(ConfigError, "--plot"):
         plot_path(str(tmp_path / "a.svg"))
-    with pytest.raises(ConfigError, match="is not an HTML or SVG file name"):
+    with refused(ConfigError, "--plot"):
         plot_path(str(tmp_path / "a.png"), kinds=kinds)
 
 
 def test_a_device_is_never_replaced() -> None:
-    with pytest.raises(ConfigError, match="a folder or a device"):
+    with refused(ConfigError, "--out"):
         writable(os.devnull, "--out")
 
 
@@ -99,11 +89,18 @@ def test_a_read_only_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
     """Root may write to any file, so what the system would say to others is put in its place."""
     (tmp_path / "a.html").touch()
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    with pytest.raises(ConfigError, match="it is read-only"):
+    with refused(ConfigError, "--plot"):
         writable(str(tmp_path / "a.html"), "--plot")
 
 
-COMMANDS = ("profile-data", "plan", "simulate --no-tuned --plot {}/a.html", "data lint", "data head", "train --dry-run")
+COMMANDS = (
+    "profile-data",
+    "plan",
+    "simulate --no-tuned --planners static --plot {}/a.html",
+    "data lint",
+    "data head",
+    "train --dry-run",
+)
 
 
 @pytest.mark.long
@@ -119,6 +116,7 @@ def test_bytes_for_a_model_with_a_vocabulary_are_a_warning_once_and_none_if_chos
     words = ["data=folder", "data.sources.a.path=.", "data.sources.a.pattern=a.txt", "data.sources.b.path=."]
     words += ["data.sources.b.pattern=b.txt", "data.mix={a: 1, b: 1}", "model.vocab=32000", "run.steps=1"]
     words += [f"data.cache={tmp_path}/cache", "data.validation_share=0"]
-    for more, count in ([], 1), (["data.tokenizer=bytes"], 0), (["recipe=mine.yaml"], 0):
+    known = ["data.tokenizer=bytes"] if COMMANDS.index(command) % 2 else ["recipe=mine.yaml"]
+    for more, count in ([], 1), (known, 0):
         assert run([*command.format(tmp_path).split(), *words, *more]) == 0
         assert capsys.readouterr().err.count("tokens are bytes") == count, more

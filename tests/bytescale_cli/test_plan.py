@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +114,6 @@ def test_people_get_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert "longest" in text
 
 
-@pytest.mark.long
-def test_it_needs_no_torch() -> None:
-    code = f"import sys; from bytescale_cli.main import run; run({['plan', *SMALL]!r}); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) & {"torch", "deepspeed", "ray"} == set()
-
-
 def test_mistakes_in_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing folder, an empty one, a file that is not UTF-8 and a line that is not JSON: each named, each code 4."""
     empty, latin, lines = tmp_path / "empty", tmp_path / "latin", tmp_path / "lines.jsonl"
@@ -202,15 +193,6 @@ def test_a_bad_place_for_the_page_is_told_before_anything_is_planned(
     assert run(["plan", *SMALL, "--trace", "a.html", "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["code"], error["key"]) == (2, "--trace")
-
-
-@pytest.mark.long
-def test_pictures_need_no_torch_and_a_plan_without_them_no_matplotlib(tmp_path: Path) -> None:
-    for plot in ([], ["--plot", str(tmp_path / "a.html")]):
-        code = f"import sys; from bytescale_cli.main import run; run({['plan', *SMALL, *plot]!r}); print(*sys.modules)"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert set(done.stdout.split()) & {"torch", "deepspeed", "ray"} == set()
-        assert ("matplotlib" in done.stdout.split()) == bool(plot)
 
 
 LONG = [*LLAMA7B_2M, "lengths=byted", "cluster.nodes=8", "context=256K", "lengths.max=256K", "batch_tokens=2M"]

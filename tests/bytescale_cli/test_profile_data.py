@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,14 +165,6 @@ def test_progress_is_told_from_time_to_time(
     monkeypatch.setattr(profile_data, "_SECONDS", 0.0)
     assert run(["profile-data", *folder]) == 0
     assert capsys.readouterr().err == "read 100% of the documents\n"
-
-
-@pytest.mark.long
-def test_it_needs_no_torch() -> None:
-    command = ["profile-data", *SMALL, "--sample", "100"]
-    code = f"import sys; from bytescale_cli.main import run; run({command!r}); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) & {"torch", "deepspeed", "ray"} == set()
 
 
 def test_plot_writes_a_page(folder: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

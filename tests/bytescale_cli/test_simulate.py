@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -292,14 +290,6 @@ def test_a_calibration_of_another_cluster_is_refused(tmp_path: Path, capsys: Cap
     nominal("h100x8").write(tmp_path / "h100.json")
     assert run(["simulate", "--no-tuned", *SMALL, f"cluster.calibration={tmp_path / 'h100.json'}", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["key"] == "cluster.calibration"
-
-
-@pytest.mark.long
-def test_it_needs_no_torch() -> None:
-    command = ["simulate", *SMALL, "batch_tokens=16K"]
-    code = f"import sys; from bytescale_cli.main import run; run({command!r}); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) & {"torch", "deepspeed", "ray"} == set()
 
 
 def test_plot_writes_a_page_and_changes_no_number(tmp_path: Path, capsys: Capture) -> None:

@@ -39,7 +39,8 @@ SMALL = [
     "capacity=2K",
     "cluster.ranks_per_node=4",
 ]
-BIG = ["recipe=llama7b-2m", "lengths=byted", "cluster.nodes=32", "batch_tokens=8M"]
+BIG = ["recipe=llama7b-256k", "lengths=byted", "cluster.nodes=4", "batch_tokens=8M"]
+TINY = ["batch_tokens=8K", "--planners", "static", "--no-tuned"]
 # The module of each table, and commands that show it.
 TABLES = {
     "ckpt": ["ckpt list {run}", "ckpt verify {run}", "ckpt verify {intact}"],
@@ -60,11 +61,12 @@ TABLES = {
     "recipes": ["recipes list", "recipes list {folder}"],
     "runs": ["runs list {folder}", "runs compare {run} {other}"],
     "simulate": [
-        "simulate {big}",
-        "simulate {small} --sweep capacity=2K,4K --sweep offload.ratio=0,1 --planners adaptive",
-        "simulate {small} --sweep cluster.ranks_per_node=4,8 --sweep lengths=github,byted --planners adaptive",
+        "simulate {big} --no-tuned",
+        "simulate {small} batch_tokens=8K --planners static",
+        "simulate {small} {tiny} --sweep capacity=2K,4K --sweep offload.ratio=0,1",
+        "simulate {small} {tiny} --sweep cluster.ranks_per_node=4,8 --sweep lengths=github,byted",
     ],
-    "train": ["train --dry-run run.out={folder}/new"],
+    "train": ["train --dry-run {documents} run.out={folder}/new"],
     "tune": ["tune {small} parallel.pp=1 recompute=none offload.ratio=0"],
 }
 # Lists, records and sentences that are not tables.
@@ -125,6 +127,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "sources": f"data=jsonl {sources} data.mix={{web:3,code:1}} data.validation_share=0",
         "small": " ".join(SMALL),
         "big": " ".join(BIG),
+        "tiny": " ".join(TINY),
     }
 
 
