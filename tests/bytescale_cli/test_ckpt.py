@@ -15,6 +15,7 @@ from bytescale_cli.main import run
 from bytescale_cli.output import say
 from engine.run.checkpoints import START_OVER
 from engine.run.remote import Remote
+from tests.bytescale_cli.failures import failed
 from tests.data.past_run import run_of
 from tests.run import damage
 from tests.run.damage import flip, save, truncate
@@ -70,40 +71,28 @@ def test_verify_exits_with_5_if_a_checkpoint_is_damaged(tmp_path: Path, capsys: 
     flip(newest)
     assert run(["ckpt", "verify", str(older)]) == 0
     assert run(["ckpt", "verify", str(tmp_path)]) == 5
-    captured = capsys.readouterr()
-    assert "damaged: zero/a.pt does not match its hash" in captured.out
-    assert "1 of 2 checkpoints is damaged: step-00000002: zero/a.pt does not match its hash" in captured.err
-    assert "hint: `train` resumes from the newest intact one" in captured.err
-    assert run(["ckpt", "verify", str(tmp_path), "--json"]) == 5
-    told = json.loads(capsys.readouterr().out)
-    assert (told["ok"], told["error"]["code"]) == (False, 5)
+    assert "damaged: zero/a.pt does not match its hash" in capsys.readouterr().out
+    told = failed(capsys, ["ckpt", "verify", str(tmp_path)], 5, tmp_path)
     assert [one["damaged"] for one in told["checkpoints"]] == ["zero/a.pt does not match its hash", None]
+    assert START_OVER not in told["error"]["hint"]
 
 
 def test_verify_of_no_intact_checkpoint_says_how_to_start_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flip(save(tmp_path / "checkpoints", 1))
-    assert run(["ckpt", "verify", str(tmp_path)]) == 5
-    assert capsys.readouterr().err.splitlines() == [
-        f"error: {tmp_path}: 1 of 1 checkpoint is damaged: step-00000001: zero/a.pt does not match its hash",
-        f"hint: {START_OVER}",
-    ]
+    assert failed(capsys, ["ckpt", "verify", str(tmp_path)], 5, tmp_path)["error"]["hint"] == START_OVER
     newest = save(tmp_path / "checkpoints", 2)
     flip(newest)
-    assert run(["ckpt", "verify", str(tmp_path)]) == 5
-    said = capsys.readouterr().err
-    assert "2 of 2 checkpoints are damaged, such as step-00000002: zero/a.pt" in said and START_OVER in said
-    assert run(["ckpt", "verify", f"{newest}/"]) == 5
-    assert "`bytescale ckpt verify RUN` checks all checkpoints of its run" in capsys.readouterr().err
+    assert failed(capsys, ["ckpt", "verify", str(tmp_path)], 5, tmp_path)["error"]["hint"] == START_OVER
+    failed(capsys, ["ckpt", "verify", f"{newest}/"], 5, f"{newest}/")
 
 
 def test_inspect_of_a_file_of_another_size_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     truncate(save(tmp_path / "checkpoints", 7))
     assert run(["ckpt", "inspect", str(tmp_path)]) == 5
     captured = capsys.readouterr()
-    assert "step: 7" in captured.out
-    assert "checkpoint is damaged: zero/b.pt has 0 bytes instead of 10" in captured.err
+    assert "step: 7" in captured.out and "zero/b.pt" in captured.err
 
 
 def test_inspect_shows_nested_values_by_their_keys(
@@ -145,37 +134,16 @@ def test_prune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert captured.out.split() == gone and captured.err.splitlines()[-1] == "removed 2 checkpoints"
     assert len(list((tmp_path / "checkpoints").iterdir())) == 3
-    for more, said in (
-        (["--keep", "0"], "--keep: must be at least 1, not 0"),
-        (["--keep", "1", "--every", "-1"], "--every: must be at least 0, not -1"),
-        (["--keep", "1", "--best", "-1"], "--best: must be at least 0, not -1"),
-        (["--keep", "two"], "--keep: must be a whole number, not two"),
-    ):
-        assert run(["ckpt", "prune", str(tmp_path), *more]) == 2
-        assert said in capsys.readouterr().err
 
 
 def test_an_argument_has_the_name_that_the_help_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["ckpt", "prune", "--keep", "1"], ["ckpt", "list"], ["runs", "compare"], ["chaos"]):
-        assert run(words) == 2
-        assert capsys.readouterr().err.startswith("error: RUN")
+    failed(capsys, ["ckpt", "prune", "--keep", "1"], 2, "RUN")
+    failed(capsys, ["ckpt", "list"], 2, "RUN|URL")
 
 
 def test_export_in_json(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ckpt", "export", "r", "--out", "hf", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"schema": 1, "ok": True, "export": WRITTEN}
-
-
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [
-        (["--dtype", "fp16"], "--dtype: must be bf16 or fp32, not fp16"),
-        (["--shard-size", "big"], "--shard-size: 'big' is not a size"),
-    ],
-)
-def test_bad_flags(more: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["ckpt", "export", "r", "--out", "hf", *more]) == 2
-    assert expected in capsys.readouterr().err
 
 
 def test_import_prints_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,13 +157,6 @@ def test_import_prints_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert {"model.rope_theta=10000.0", "model.rope.kind=none", "model.rope.factor=null"} <= set(words)
     assert run(["ckpt", "import", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["import"]["out"] == str(folder)
-
-
-def test_exit_codes_of_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["ckpt", "import", str(tmp_path / "nowhere")]) == 4
-    assert run(["ckpt", "export", str(tmp_path), "--out", str(tmp_path / "out")]) == 5
-    assert run(["ckpt", "list", str(tmp_path)]) == 5
-    assert len(capsys.readouterr().err.splitlines()) == 6, "cause and way out of each"
 
 
 def test_copies_in_a_remote_folder_are_listed_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,8 +175,7 @@ def test_copies_in_a_remote_folder_are_listed_and_verified(tmp_path: Path, capsy
         "damaged": "zero/a.pt does not match its hash",
     }
     assert run(["ckpt", "verify", f"{url}/step-00000003"]) == 0
-    assert run(["ckpt", "list", f"{url}/nothing"]) == 5
-    assert "has no complete checkpoint" in capsys.readouterr().err
+    failed(capsys, ["ckpt", "list", f"{url}/nothing"], 5, f"{url}/nothing")
 
 
 def test_verify_of_a_run_checks_its_ledger_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from bytescale_cli.main import run
 from engine.config.load import load
 from engine.data.token_file import TokenFile
+from tests.bytescale_cli.failures import failed
 from tests.data.tokenizers.chat_folder import chat_folder
 
 SIZES = ["context=256", "capacity=256", "batch_tokens=1K"]  # steps of few documents, however short these are
@@ -49,11 +50,7 @@ def test_the_tokenizer_is_part_of_how_a_token_file_is_used(
     train += ["data.validation_share=0", f"run.out={tmp_path / 'run'}", *SIZES]
     assert run(train) == 0
     capsys.readouterr()
-    assert run([*train, f"data.tokenizer={other}", "model.vocab=700"]) == 4
-    error = capsys.readouterr().err
-    assert (
-        f"data.tokenizer={other}: (huggingface, " in error and f"did not make the tokens of {tmp_path / 'a'}" in error
-    )
+    failed(capsys, [*train, f"data.tokenizer={other}", "model.vocab=700"], 4, f"data.tokenizer={other}")
 
 
 def test_training_takes_the_packed_documents(
@@ -144,8 +141,7 @@ def test_lint_exits_with_0_for_warnings_and_without_findings(
 
 def test_lint_refuses_a_source_without_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a").write_text("")
-    assert run(["data", "lint", "data=folder", f"data.path={tmp_path}"]) == 4
-    assert f"error: data.path={tmp_path}: contains no text" in capsys.readouterr().err
+    failed(capsys, ["data", "lint", "data=folder", f"data.path={tmp_path}"], 4, f"data.path={tmp_path}")
 
 
 def test_a_truncated_token_file_is_refused(documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,5 +149,4 @@ def test_a_truncated_token_file_is_refused(documents: Path, tmp_path: Path, caps
     content = np.fromfile(tmp_path / "a.bin", dtype=np.uint8)
     content[:-1].tofile(tmp_path / "a.bin")
     words = ["train", "data=tokens", f"data.path={tmp_path / 'a'}", f"run.out={tmp_path / 'run'}", "--dry-run"]
-    assert run(words) == 4
-    assert f"{tmp_path / 'a.bin'}: has 13 bytes, but a.idx says 14: it was cut off" in capsys.readouterr().err
+    failed(capsys, words, 4, tmp_path / "a.bin")

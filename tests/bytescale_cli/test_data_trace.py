@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bytescale_cli.main import run
+from tests.bytescale_cli.failures import failed
 from tests.data.past_run import run_of
 
 
@@ -96,8 +97,7 @@ def test_changed_documents_are_marked(finished: Path, tmp_path: Path, capsys: py
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["data", "trace", str(tmp_path), "--step", "1"]) == 2
-    assert "is not the folder of a run" in capsys.readouterr().err
+    failed(capsys, ["data", "trace", str(tmp_path), "--step", "1"], 2, tmp_path)
 
 
 def test_a_step_that_is_no_longer_in_the_ledger_is_a_data_error(
@@ -105,5 +105,5 @@ def test_a_step_that_is_no_longer_in_the_ledger_is_a_data_error(
 ) -> None:
     for path in (finished / "ledger").glob("*.bin"):
         path.write_bytes(b"")
-    assert run(["data", "trace", str(finished), "--step", "1"]) == 4
-    assert "step 1 is not in the ledger" in capsys.readouterr().err
+    assert run(["data", "trace", str(finished), "--step", "1", "--json"]) == 4
+    assert "step 1" in json.loads(capsys.readouterr().out)["error"]["message"]

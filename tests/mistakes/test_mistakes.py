@@ -98,7 +98,7 @@ def answers_of(out: str, folder: Path) -> list[Answer]:
 
 @contextmanager
 def prepared(mistake: Mistake, past: Path, folder: Path) -> Iterator[None]:
-    """Write the files of a mistake, and make the state that its `stage` names.
+    """Make the state that the `stage` of a mistake names, then write its files.
 
     - `run`: `run/` is a run of the quickstart after step 2, with one checkpoint;
     - `damaged`: the same, but its config lacks a key that its format has;
@@ -107,19 +107,12 @@ def prepared(mistake: Mistake, past: Path, folder: Path) -> Iterator[None]:
     - `locked`: the same, and another launcher holds its lock;
     - `copied`: `mine.yaml` is a copy of the quickstart recipe with the line `contxt: 4096` at its end.
     """
-    for name, text in mistake.files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if name.endswith("/"):
-            path.mkdir()
-        else:
-            path.write_bytes(text if isinstance(text, bytes) else text.encode())
     if mistake.stage == "copied":
         assert run(["recipes", "copy", "quickstart", "mine.yaml"]) == 0
         with (folder / "mine.yaml").open("a", encoding="utf-8") as file:
             file.write("contxt: 4096\n")
     elif mistake.stage:
-        shutil.copytree(past, folder / "run", dirs_exist_ok=True)
+        shutil.copytree(past, folder / "run")
         resolved = folder / "run" / "resolved.yaml"
         values = yaml.safe_load(resolved.read_text())
         if mistake.stage == "damaged":
@@ -129,6 +122,13 @@ def prepared(mistake: Mistake, past: Path, folder: Path) -> Iterator[None]:
         else:
             assert mistake.stage in ("run", "locked")
         resolved.write_text(yaml.safe_dump(values))
+    for name, text in mistake.files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("/"):
+            path.mkdir()
+        else:
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with locked(folder / "run" / LOCK) if mistake.stage == "locked" else nullcontext():
         yield
 
