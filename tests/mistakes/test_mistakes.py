@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import pytest
 import yaml
+from _pytest.mark import ParameterSet
 
 from bytescale_cli.main import run
 from engine.config.load import load, resolved_yaml
@@ -52,7 +53,14 @@ def test_each_has_a_name_of_its_own_and_no_promised_hint_is_in_the_command() -> 
         assert not [word for word in one.hint if has(word, one.run)], one.name
 
 
-@pytest.mark.parametrize("mistake", mistakes(), ids=lambda one: f"{one.area}-{one.name.replace(' ', '-')}")
+def cases() -> Iterator[ParameterSet]:
+    for one in mistakes():
+        yield pytest.param(
+            one, id=f"{one.area}-{one.name.replace(' ', '-')}", marks=[pytest.mark.long] if one.starts else []
+        )
+
+
+@pytest.mark.parametrize("mistake", cases())
 def test_mistakes(
     mistake: Mistake, past: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
