@@ -47,7 +47,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_has_a_name_of_its_own_and_no_promised_hint_is_in_the_command() -> None:
-    names = [one.name for one in mistakes()]
+    names = [(one.area, one.name) for one in mistakes()]
     assert len(names) == len(set(names))
     for one in mistakes():
         assert not [word for word in one.hint if has(word, one.run)], one.name
