@@ -14,7 +14,6 @@ from typing import NoReturn
 
 import pytest
 import yaml
-from _pytest.mark import ParameterSet
 
 from bytescale_cli.main import run
 from engine.config.load import load, resolved_yaml
@@ -53,14 +52,13 @@ def test_each_has_a_name_of_its_own_and_no_promised_hint_is_in_the_command() -> 
         assert not [word for word in one.hint if has(word, one.run)], one.name
 
 
-def cases() -> Iterator[ParameterSet]:
-    for one in mistakes():
-        yield pytest.param(
-            one, id=f"{one.area}-{one.name.replace(' ', '-')}", marks=[pytest.mark.long] if one.starts else []
-        )
+CASES = [
+    pytest.param(one, id=f"{one.area}-{one.name.replace(' ', '-')}", marks=[pytest.mark.long] if one.starts else [])
+    for one in mistakes()
+]
 
 
-@pytest.mark.parametrize("mistake", cases())
+@pytest.mark.parametrize("mistake", CASES)
 def test_mistakes(
     mistake: Mistake, past: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
