@@ -297,7 +297,7 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster, hdp: Cluster)
     """
     model, tp = config.model, config.parallel.tp
     b, w = element_bytes(config.dtype)
-    linear = token_seconds(model, tp, rates)
+    linear = token_seconds(model, tp, rates)  # seconds of a token in linear layers, forward
     attention = flops.attention(model)
     every = sum(one.flops for one in attention)
     windows = [one for one in attention if one.window < flops.WHOLE]
@@ -312,6 +312,7 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster, hdp: Cluster)
     near = config.parallel.ep <= min(node.devices for node in hdp.nodes)
     between = rates.node_bytes_per_s if near else min(rates.node_bytes_per_s, rates.network_bytes_per_s)
     shared_f, shared_b = (sent / between for sent in expert_collectives(config))
+    # Tiles of SwiGLU and of experts keep only their input: the backward pass computes them again, whatever is recomputed.
     tiled = ffn_share(model, rates) if config.mlp_tile else 0.0
     recomputed = {"none": tiled, "layer": 1.0, "layer_keep_attention": 1.0}[config.recompute]
     # Seconds in which the K,V of a token make one hop inside a node, per byte of an element. Hops between nodes take
@@ -322,6 +323,8 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster, hdp: Cluster)
     saved = activations.layers_bytes(model, flops.kinds(model), config.dtype, config.recompute, config.mlp_tile)
     copied = copied_part * saved / tp / rates.copy_bytes_per_s
     slowdown = rates.node_bytes_per_s / rates.network_bytes_per_s if len(hdp.nodes) > 1 else 1.0
+    # A micro-batch reads all weights once, however few tokens it has. That takes as long as the products of
+    # `half_tokens` tokens, in the backward pass `linear_backward` times as long.
     fixed = rates.half_tokens * linear * (1 + rates.linear_backward)
     merged = 3 * w * model.layers * model.heads * model.head_dim / tp  # bytes per token: read twice, written once
     return Rates(
