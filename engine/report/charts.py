@@ -50,16 +50,9 @@ def speedup_picture(runs: Sequence[Run], size: Size = WIDE) -> str:
         )
         write_ends(axes, rows, ratios, [f"{ratio:.2f}" for ratio in ratios], size)
         axes.set_xlabel(f"speed-up over {over}")
-        return [
-            Mark(
-                0,
-                axes.get_xlim()[1],
-                row - 0.5,
-                row + 0.5,
-                f"{run['planner']}: {run['speedup']:.3g} times as fast as {over}",
-            )
-            for row, run in zip(rows, runs, strict=True)
-        ]
+        return row_marks(
+            axes, rows, [f"{run['planner']}: {run['speedup']:.3g} times as fast as {over}" for run in runs]
+        )
 
     best = max(runs, key=lambda run: float(run["speedup"]))
     summary = f"The best is {best['planner']}, {best['speedup']:.2f} times as fast as {over}."
@@ -119,13 +112,23 @@ def _bars(alt: AltText, runs: Sequence[Run], size: Size, paint: Callable[[Axes, 
         marks = paint(axes, rows)
         for at, text in headers.items():
             axes.text(0.01, at, text, transform=axes.get_yaxis_transform(), va="center", weight="bold")
-        axes.set_yticks(rows, [run["planner"] for run in runs])
-        axes.set_ylim(row - 0.4, -0.6)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False, axis="y")
+        name_rows(axes, rows, [run["planner"] for run in runs])
         return marks
 
     return draw(alt, size, ROW * row + 80, painted)
+
+
+def name_rows(axes: Axes, rows: Sequence[int], names: Sequence[str]) -> None:
+    """Write the names of bars on the y axis, the first row at the top."""
+    axes.set_yticks(rows, names)
+    axes.set_ylim(rows[-1] + 1 - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+
+
+def row_marks(axes: Axes, rows: Sequence[int], texts: Sequence[str]) -> list[Mark]:
+    """Let a pointer anywhere in a row show its text."""
+    return [Mark(0, axes.get_xlim()[1], row - 0.5, row + 0.5, text) for row, text in zip(rows, texts, strict=True)]
 
 
 def write_ends(axes: Axes, rows: Sequence[int], ends: Sequence[float], texts: Sequence[str], size: Size) -> None:

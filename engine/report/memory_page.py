@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from engine.fit.estimate import Estimate
 from engine.job import Job
 from engine.report import headline
-from engine.report.charts import ROW, write_ends
+from engine.report.charts import ROW, name_rows, row_marks, write_ends
 from engine.report.page import Figure, Page, Table
 from engine.report.svg import FIRST, INK, QUIET, SECOND, WIDE, AltText, Mark, Size, draw
 from engine.report.words import Pair, hdp_ranks, memory_parts, memory_rows, memory_unit, short_tokens
@@ -62,21 +62,13 @@ def memory_picture(found: Estimate, size: Size = WIDE) -> str:
         write_ends(axes, rows, ends, [f"{part:,.1f}" for part in sizes], size)
         axes.axvline(total, color=INK if found.fits else SECOND, linestyle="--", linewidth=1.4)
         axes.set_xlim(0, max(axes.get_xlim()[1], 1.05 * total))
-        axes.set_yticks(rows, list(parts))
-        axes.set_ylim(len(parts) - 0.4, -0.6)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False, axis="y")
+        name_rows(axes, rows, list(parts))
         axes.set_xlabel(f"{name} per device")
-        return [
-            Mark(
-                0,
-                axes.get_xlim()[1],
-                row - 0.5,
-                row + 0.5,
-                f"{part}: {used / unit:,.2f} {name}, {used / found.device_total:.1%}",
-            )
-            for row, (part, used) in enumerate(parts.items())
-        ]
+        return row_marks(
+            axes,
+            rows,
+            [f"{part}: {used / unit:,.2f} {name}, {used / found.device_total:.1%}" for part, used in parts.items()],
+        )
 
     verdict = "it fits." if found.fits else "it does not fit."
     caption = f"{found.peak / unit:,.1f} of {total:,.1f} {name}: {verdict}"
