@@ -1,8 +1,8 @@
-"""A page of each kind, of a small cluster or of invented runs."""
+"""A page of each kind, of a small cluster or of invented runs. Each is made once: drawing takes most of a test."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,6 +28,7 @@ from tests.report.runs import metrics, plan, write_run
 SMALL = ["lengths=byted", "lengths.max=8K", "batch_tokens=64K", "context=8K", "capacity=2K", "cluster.ranks_per_node=4"]
 
 
+@cache
 def plans(*overrides: str, steps: int = 1) -> Page:
     job = Job(load([*SMALL, *overrides]))
     settings = job.settings
@@ -36,7 +37,8 @@ def plans(*overrides: str, steps: int = 1) -> Page:
     return plan_page(Planned(job, made, found))
 
 
-def simulation(sweeps: Sequence[str] = ()) -> Page:
+@cache
+def simulation(*sweeps: str) -> Page:
     config = load(SMALL)
     (lengths,) = step_lengths(config, 1)
     shared = {"context": config.context, "lengths": config.lengths.name}
@@ -47,6 +49,7 @@ def simulation(sweeps: Sequence[str] = ()) -> Page:
     return simulation_page(config, runs, lengths, compared, "bytescale tune recipe=quickstart")
 
 
+@cache
 def lengths(share: float = 1.0, *, fits: bool = True) -> Page:
     config = load(SMALL)
     (step,) = step_lengths(config, 1)
@@ -63,11 +66,13 @@ def lengths(share: float = 1.0, *, fits: bool = True) -> Page:
     return lengths_page(config, data, [facts(plan_step(step, settings), settings)] if fits else [])
 
 
+@cache
 def memory() -> Page:
     job = Job(load(SMALL))
     return memory_page(job, estimate(job), [("largest capacity that fits", "capacity=9")])
 
 
+@cache
 def _run(planner: str, seconds: float) -> RunData:
     more = {"step_s": seconds, "mfu": 0.9 / seconds, "unsplit": 0.8, "peak_memory": 3 * 2**30}
     lines = [line | more | {"tokens_per_s": line["tokens"] / seconds} for line in metrics(120)]
@@ -75,10 +80,12 @@ def _run(planner: str, seconds: float) -> RunData:
         return read_run(write_run(Path(folder), overrides=(f"planner={planner}",), lines=lines, traced=plan(4)))
 
 
+@cache
 def run() -> Page:
     return run_page(_run("adaptive", 2.0))
 
 
+@cache
 def comparison() -> Page:
     return comparison_page([_run("static", 4.6), _run("adaptive", 2.0)], ["fixed", "ours"])
 

@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,6 +86,12 @@ PICTURES: dict[str, Callable[[Size], str]] = {
     "seconds": lambda size: seconds_picture(SWEPT, size),
     "memory": lambda size: memory_picture(ESTIMATE, size),
 }
+
+
+@cache
+def drawn(name: str, size: Size) -> str:
+    """A picture, drawn once: that takes most of a test."""
+    return PICTURES[name](size)
 
 
 def texts(svg: str) -> list[str]:

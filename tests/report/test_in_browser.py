@@ -12,7 +12,7 @@ from tests.report.pages import PAGES
 
 pytestmark = pytest.mark.long
 
-WIDTHS = (320, 360, 768, 1280, 1600)
+WIDTHS = (320, 768, 1600)
 # The elements that have a text of their own and are visible: [text, left, top, right, bottom, font size, in a picture].
 TEXTS = """
 const texts = () => [...document.querySelectorAll("body *")].filter(one =>

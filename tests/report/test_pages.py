@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from engine.report.headline import Headline
 from engine.report.memory_page import memory_page
 from engine.report.page import Figure, Page, Table
 from tests.report.elements import Elements
-from tests.report.pages import PAGES, SMALL, lengths, memory, plans, simulation
+from tests.report.pages import PAGES, SMALL, lengths, memory, plans, run, simulation
 
 NAMESPACE = re.compile(r'xmlns(:xlink)?="http://www\.w3\.org/[^"]*"')
 
@@ -29,9 +30,9 @@ def test_a_page_loads_nothing_and_no_two_elements_share_an_id(name: str) -> None
     assert len(ids) == len(set(ids)) > 0
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_the_same_numbers_give_the_same_page(name: str) -> None:
-    assert PAGES[name]().html() == PAGES[name]().html()
+@pytest.mark.parametrize("page", [run, plans])
+def test_the_same_numbers_give_the_same_page(page: Any) -> None:
+    assert page.__wrapped__().html() == page().html()
 
 
 def test_a_plan_has_its_timeline_its_lengths_its_costs_and_its_numbers() -> None:
@@ -74,7 +75,7 @@ def test_a_simulation_has_bars_and_a_timeline_of_each_planner_on_its_own_scale()
 
 
 def test_a_sweep_shows_timelines_of_its_first_point_and_says_so() -> None:
-    page = simulation(["capacity=2K", "capacity=4K"])
+    page = simulation("capacity=2K", "capacity=4K")
     assert dict(page.head)["sweep"] == "2 points"
     assert len(page.figures) == 4
     assert "The first step of capacity=2K, planned by static" in page.figures[2].caption
@@ -105,7 +106,7 @@ def test_a_context_that_fits_nowhere_has_no_suggestion() -> None:
 
 def test_text_in_pictures_is_escaped_and_no_formula() -> None:
     """Values that are swept are the user's words."""
-    html = simulation(["data.path=<script>alert(1)</script>", r"data.path=$\frac{1}$"]).html()
+    html = simulation("data.path=<script>alert(1)</script>", r"data.path=$\frac{1}$").html()
     assert "<script" not in html and "&lt;script&gt;" in html
     assert r"$\frac{1}$" in html
 
