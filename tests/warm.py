@@ -14,6 +14,7 @@ import numpy as np
 import engine.data.blocks.loaders
 import tests.meshes
 import tests.trainer.worlds
+from engine.config.load import load
 from engine.job import Job
 from engine.planner.make import plan_step
 
@@ -22,5 +23,7 @@ engine.data.blocks.loaders._CONTEXT = multiprocessing.get_context("forkserver")
 # that, but in Python 3.11 a process that was forked starts a server of its own.
 multiprocessing.forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
 assert deepspeed.ops.__compatible_ops__  # read once here: DeepSpeed then runs a C compiler, and each rank would do so
-for mesh in ([], ["parallel.pp=2", "cluster.ranks_per_node=4"]):  # loads compiled functions
-    plan_step(np.array([30, 20, 70, 5]), Job(tests.meshes.config(2, 40, "adaptive", *mesh)).settings)
+load(["recipe=quickstart"])
+for planner in ("static", "naive", "balanced", "adaptive"):  # reads the recipes, and loads compiled functions
+    for mesh in ([], ["parallel.pp=2", "cluster.ranks_per_node=4"]):
+        plan_step(np.array([30, 20, 70, 5]), Job(tests.meshes.config(2, 40, planner, *mesh)).settings)

@@ -31,7 +31,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
 from engine.close import error
-from engine.config.schema import Model, Rope
+from engine.config.schema import Model
 from engine.family.families import family_of, stored_names
 from engine.models.common.loss import token_loss
 from engine.models.decoder import Decoder
@@ -45,30 +45,6 @@ THEIRS: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "mixtral": (MixtralConfig, MixtralForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
-}
-
-
-def rope(kind: str, **given: float) -> Rope:
-    return Rope(**dict.fromkeys(Rope.model_fields) | {"kind": kind} | given)
-
-
-ROPES = {
-    "none": rope("none"),
-    "linear": rope("linear", factor=4.0),
-    "llama3": rope(
-        "llama3", factor=8.0, original_max_position_embeddings=512, low_freq_factor=1.0, high_freq_factor=4.0
-    ),
-    "yarn": rope("yarn", factor=16.0, original_max_position_embeddings=512),
-    "yarn, DeepSeek's": rope(
-        "yarn",
-        factor=40.0,
-        original_max_position_embeddings=512,
-        beta_fast=30.0,
-        beta_slow=2.0,
-        mscale=1.0,
-        mscale_all_dim=0.7,
-    ),
-    "yarn, own factor": rope("yarn", factor=2.0, original_max_position_embeddings=512, attention_factor=1.3),
 }
 
 

@@ -1,10 +1,36 @@
-"""Shapes of tiny models that several tests use."""
+"""Shapes of tiny models that several tests use.
+
+Ranks of worlds import this module: it must not import transformers, which takes a second.
+"""
 
 from __future__ import annotations
 
 from engine.config.load import load
-from engine.config.schema import Model
-from tests.models.huggingface import ROPES
+from engine.config.schema import Model, Rope
+
+
+def rope(kind: str, **given: float) -> Rope:
+    return Rope(**dict.fromkeys(Rope.model_fields) | {"kind": kind} | given)
+
+
+ROPES = {
+    "none": rope("none"),
+    "linear": rope("linear", factor=4.0),
+    "llama3": rope(
+        "llama3", factor=8.0, original_max_position_embeddings=512, low_freq_factor=1.0, high_freq_factor=4.0
+    ),
+    "yarn": rope("yarn", factor=16.0, original_max_position_embeddings=512),
+    "yarn, DeepSeek's": rope(
+        "yarn",
+        factor=40.0,
+        original_max_position_embeddings=512,
+        beta_fast=30.0,
+        beta_slow=2.0,
+        mscale=1.0,
+        mscale_all_dim=0.7,
+    ),
+    "yarn, own factor": rope("yarn", factor=2.0, original_max_position_embeddings=512, attention_factor=1.3),
+}
 
 LLAMA_SIZE = {
     "name": "tiny",

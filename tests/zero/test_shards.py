@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,13 @@ def config() -> Config:
     return load(["recipe=quickstart", "zero.stage=3", "recompute=layer", *(f"model.{key}" for key in SHAPE)])
 
 
-def held(model: nn.Module) -> int:
-    """Count the bytes of all parameters on this rank: shards, and gathered parameters."""
+def held(parameters: Iterable[nn.Parameter]) -> int:
+    """Count the bytes of parameters on this rank: shards, and gathered parameters."""
     found = {}
-    for parameter in model.parameters():
+    for parameter in parameters:
         for tensor in (parameter.data, parameter.ds_tensor):  # type: ignore[attr-defined]
-            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            storage = tensor.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
     return sum(found.values())
 
 
@@ -57,7 +58,7 @@ class Peak:
     """The peak bytes of parameters, measured before and after every module, forward and backward."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.bytes = model, 0
+        self.model, self.parameters, self.bytes = model, list(model.parameters()), 0
 
     def watch(self) -> None:
         for module in self.model.modules():
@@ -66,7 +67,7 @@ class Peak:
             module.register_full_backward_pre_hook(self.look)
 
     def look(self, *_: Any) -> None:
-        self.bytes = max(self.bytes, held(self.model))
+        self.bytes = max(self.bytes, held(self.parameters))
 
     @contextmanager
     def gathered(self, parameter: nn.Parameter) -> Iterator[bool]:

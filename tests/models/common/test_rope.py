@@ -15,8 +15,9 @@ from engine.close import error
 from engine.config.schema import Model, Rope
 from engine.models.common.pointwise import ROTATE
 from engine.models.common.rope import attention_factor, frequencies, rotary_embedding
-from tests.models.huggingface import ROPES, rope, theirs_of, without_float32_casts
+from tests.models.huggingface import theirs_of, without_float32_casts
 from tests.models.rounding import nearly_all_rounded_once
+from tests.models.shapes import ROPES, rope
 
 ANY = pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 
