@@ -312,7 +312,7 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster, hdp: Cluster)
     near = config.parallel.ep <= min(node.devices for node in hdp.nodes)
     between = rates.node_bytes_per_s if near else min(rates.node_bytes_per_s, rates.network_bytes_per_s)
     shared_f, shared_b = (sent / between for sent in expert_collectives(config))
-    # Tiles of SwiGLU and of experts keep only their input: the backward pass computes them again, whatever is recomputed.
+    # Tiles of SwiGLU and of experts keep only their input, so the backward pass computes them again in any case.
     tiled = ffn_share(model, rates) if config.mlp_tile else 0.0
     recomputed = {"none": tiled, "layer": 1.0, "layer_keep_attention": 1.0}[config.recompute]
     # Seconds in which the K,V of a token make one hop inside a node, per byte of an element. Hops between nodes take

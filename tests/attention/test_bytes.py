@@ -22,6 +22,7 @@ from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.simulator.facts import rank_ring_bytes, ring_bytes
 from tests.attention.rings import CPU, ThreadComm, links_between
+from tests.covering import covered
 
 pytestmark = pytest.mark.long
 
@@ -58,9 +59,7 @@ def transported(plan: StepPlan, dtype: torch.dtype, asked: PlanSettings, shape: 
         return list(pool.map(run, range(plan.ranks)))
 
 
-@pytest.mark.parametrize("again", [0, 1])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("planner", ["adaptive", "balanced", "static"])
+@covered("planner, dtype, again", ["adaptive", "balanced", "static"], list(DTYPES), [0, 1])
 def test_bytes_of_each_rank_are_those_of_the_formula(planner: str, dtype: str, again: int) -> None:
     asked = settings(dtype)
     asked = replace(asked, costs=replace(asked.costs, forward_rings=2 + again))

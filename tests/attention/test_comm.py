@@ -173,13 +173,13 @@ class TestTransportOfTests:
     def test_a_message_of_another_size_is_noticed(self) -> None:
         links = links_between(2)
         ThreadComm(0, links).post([sends(torch.zeros(2), 1)])
-        with pytest.raises(AssertionError, match="another message"):
+        with pytest.raises(AssertionError):
             ThreadComm(1, links).post([receives(3, 0)]).wait()
 
     def test_a_message_of_another_dtype_is_noticed(self) -> None:
         links = links_between(2)
         ThreadComm(0, links).post([sends(torch.zeros(2), 1)])
-        with pytest.raises(AssertionError, match="another message"):
+        with pytest.raises(AssertionError):
             ThreadComm(1, links).post([receives(2, 0, torch.bfloat16)]).wait()
 
     def test_a_missing_message_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ class TestTransportOfTests:
         buffer = torch.zeros(2)
         pending = ThreadComm(0, links_between(2)).post([sends(buffer, 1)])
         buffer += 1
-        with pytest.raises(AssertionError, match="changed"):
+        with pytest.raises(AssertionError):
             pending.wait()
 
     def test_a_buffer_is_not_there_before_it_has_come(self) -> None:

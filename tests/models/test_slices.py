@@ -29,7 +29,7 @@ from engine.models.experts.layer import Routed
 from engine.models.recompute import MODES
 from tests.attention.rings import CPU, Placed, ThreadComm, strict
 from tests.attention.sliced import Interleaved, cut, mixed
-from tests.covering import covered
+from tests.covering import in_turn
 from tests.models.shapes import LLAMA, mixtral_shape
 
 TOLERANCE = 1e-10
@@ -114,14 +114,14 @@ def check(result: Found, expected: Found) -> None:
     assert torch.equal(torch.as_tensor(result.counts), torch.as_tensor(expected.counts))
 
 
-@covered("slices, degree, mode", [1, 2, 3, 7], [1, 2, 3, 4], list(MODES))
+@in_turn("slices, degree, mode", [1, 2, 3, 7], [1, 2, 3, 4], list(MODES))
 def test_a_llama_in_slices_is_the_same(slices: int, degree: int, mode: str) -> None:
     """Recompute runs the attention of a slice again, which must see the same earlier slices, and only these."""
     model, one = prepared(Decoder(LLAMA["gqa tied"]), mode), mixed(slices, degree, seed=slices)
     check(on_ranks(model, one), whole(model, one))
 
 
-@covered("slices, degree, by", [1, 2, 3, 7], [1, 2, 3, 4], ["loss", "bias"])
+@in_turn("slices, degree, by", [1, 2, 3, 7], [1, 2, 3, 4], ["loss", "bias"])
 def test_experts_are_balanced_as_without_slices(slices: int, degree: int, by: str) -> None:
     model = prepared(Decoder(mixtral_shape(), BALANCE.model_copy(update={"by": by})))
     one = mixed(slices, degree, seed=10 + slices)

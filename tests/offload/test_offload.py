@@ -20,7 +20,7 @@ from engine.offload.arena import Arena
 from engine.offload.offload import Offload
 from tests.allocations import allocated
 from tests.attention.rings import unsplit
-from tests.covering import covered
+from tests.covering import covered, in_turn
 
 CPU = torch.device("cpu")
 LAYERS, TOKENS = 6, 200
@@ -78,13 +78,19 @@ def equal(some: list[Tensor], others: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
 
 
-@covered("mode, name, dtype", list(MODES), list(SHAPES), [torch.float32, torch.bfloat16])
-def test_gradients_are_the_same_to_the_last_bit(name: str, mode: str, dtype: torch.dtype) -> None:
-    plain = Offloaded(SHAPES[name], mode, None, dtype)
-    for tokens in (TOKENS, 1, 0):
-        expected = gradients(plain, 0.0, tokens)
-        for ratio in RATIOS:
-            assert equal(gradients(model(name, mode, dtype), ratio, tokens), expected), (ratio, tokens)
+@covered(
+    "mode, name, dtype, ratio, tokens",
+    list(MODES),
+    list(SHAPES),
+    [torch.float32, torch.bfloat16],
+    RATIOS,
+    [TOKENS, 1, 0],
+)
+def test_gradients_are_the_same_to_the_last_bit(
+    mode: str, name: str, dtype: torch.dtype, ratio: float, tokens: int
+) -> None:
+    plain, of = Offloaded(SHAPES[name], mode, None, dtype), model(name, mode, dtype)
+    assert equal(gradients(of, ratio, tokens), gradients(plain, 0.0, tokens))
 
 
 def growth(of: Offloaded, ratio: float) -> tuple[int, int, int]:
@@ -96,26 +102,21 @@ def growth(of: Offloaded, ratio: float) -> tuple[int, int, int]:
     return bytes_, of.offload.saved_bytes - saved, of.offload.moved_bytes - moved
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", SHAPES)
-def test_what_moves_is_the_ratio_of_all_layers_but_two_and_no_longer_here(name: str, mode: str) -> None:
+@in_turn("mode, name, ratio", list(MODES), list(SHAPES), RATIOS[1:])
+def test_what_moves_is_the_ratio_of_all_layers_but_two_and_no_longer_here(name: str, mode: str, ratio: float) -> None:
     unmoved, _, _ = growth(model(name, mode), 0.0)
-    for ratio in RATIOS[1:]:
-        found, saved, moved = growth(model(name, mode), ratio)
-        assert moved == pytest.approx(ratio * (LAYERS - 2) / LAYERS * saved, rel=0.02)
-        assert unmoved - found == pytest.approx(moved, rel=0.02)
+    found, saved, moved = growth(model(name, mode), ratio)
+    assert moved == pytest.approx(ratio * (LAYERS - 2) / LAYERS * saved, rel=0.02)
+    assert unmoved - found == pytest.approx(moved, rel=0.02)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", SHAPES)
-def test_what_tiles_keep_moves_too(name: str, mode: str) -> None:
-    expected = gradients(model(name, mode, tile=30), 0.0)
-    for ratio in (0.5, 1.0):
-        of = model(name, mode, tile=30)
-        assert equal(gradients(of, ratio), expected), ratio
-        assert of.offload is not None
-        saved = of.offload.saved_bytes
-        assert of.offload.moved_bytes == pytest.approx(ratio * (LAYERS - 2) / LAYERS * saved, rel=0.02)
+@covered("mode, name, ratio", list(MODES), list(SHAPES), [0.5, 1.0])
+def test_what_tiles_keep_moves_too(name: str, mode: str, ratio: float) -> None:
+    expected, of = gradients(model(name, mode, tile=30), 0.0), model(name, mode, tile=30)
+    assert equal(gradients(of, ratio), expected)
+    assert of.offload is not None
+    saved = of.offload.saved_bytes
+    assert of.offload.moved_bytes == pytest.approx(ratio * (LAYERS - 2) / LAYERS * saved, rel=0.02)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -185,7 +186,7 @@ def test_nothing_is_kept_of_parameters_and_angles() -> None:
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
 def test_a_ratio_that_is_none_is_refused(ratio: float) -> None:
-    with pytest.raises(ValueError, match="offload ratio"):
+    with pytest.raises(ValueError):
         Offload(LAYERS, CPU, [Arena(CPU, 1)], 1).begin(ratio, 0)
 
 

@@ -26,6 +26,7 @@ from engine.trainer.generate import Language, continued, generate
 from engine.trainer.optimizer import build_optimizer
 from engine.zero.engine import ZeroEngine
 from tests.data.tokenizers.chat_folder import chat_folder
+from tests.refusals import refused
 from tests.run.damage import TOKEN
 from tests.weights.folders import config, llama, mixtral, saved
 from tests.world import run_world
@@ -108,9 +109,8 @@ def test_a_run_on_tokens_of_another_tokenizer_says_which(trained: Path, tmp_path
     """Its config has data.tokenizer=bytes, because it names none."""
     run = RunFolder(Path(shutil.copytree(trained, tmp_path / "run")))
     run.summary.write_text(json.dumps({"tokenizers": ["huggingface"]}))
-    with pytest.raises(DataError, match=r"another tokenizer \(huggingface\) made the tokens") as caught:
+    with refused(DataError, run.root):
         generate(run.root, PROMPT, 4, 0.0, 0)
-    assert "--tokenizer" in str(caught.value.problems[0].hint)
     assert generate(run.root, PROMPT, 4, 0.0, 0, "bytes")["prompt_tokens"] == len(IDS)
 
 
@@ -164,7 +164,7 @@ def test_eos_ends_the_text() -> None:
 
 
 def test_logits_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(DataError, match="NaN or infinity"):
+    with refused(DataError, "run"):
         continued(language({0: float("nan")}), [1], 2, 0.0, 0)
 
 
@@ -187,16 +187,16 @@ def test_the_space_after_a_prompt_is_not_lost(tmp_path: Path) -> None:
 def test_what_cannot_be_continued_is_refused(folder: Path, tmp_path: Path) -> None:
     large = str(chat_folder(tmp_path / "large", None, size=400))
     (tmp_path / "none").mkdir()
-    cases: list[tuple[Path, str, str | None, type[BytescaleError], str, str]] = [
-        (folder, "", "bytes", ConfigError, "is empty", "--prompt"),
-        (folder, "a" * 64, "bytes", ConfigError, "65 tokens, but the model's context is 64", "63 tokens or fewer"),
-        (folder, PROMPT, None, DataError, "has no tokenizer", "--tokenizer bytes"),
-        (folder, PROMPT, "no/such", DataError, "no such tokenizer", "tokenizer.json"),
-        (folder, PROMPT, large, DataError, "tokens, but the model only 258", "--tokenizer"),
-        (tmp_path / "none", PROMPT, None, CheckpointError, "is neither a checkpoint nor a run", "ckpt list"),
-        (tmp_path / "lost", PROMPT, None, CheckpointError, "no such folder", "RUN/checkpoints"),
+    none, lost = tmp_path / "none", tmp_path / "lost"
+    cases: list[tuple[Path, str, str | None, type[BytescaleError], str]] = [
+        (folder, "", "bytes", ConfigError, "--prompt"),
+        (folder, "a" * 64, "bytes", ConfigError, "--prompt"),
+        (folder, PROMPT, None, DataError, str(folder)),
+        (folder, PROMPT, "no/such", DataError, "no/such"),
+        (folder, PROMPT, large, DataError, f"tokenizer of {folder}"),
+        (none, PROMPT, None, CheckpointError, str(none)),
+        (lost, PROMPT, None, CheckpointError, str(lost)),
     ]
-    for source, prompt, tokenizer, kind, message, hint in cases:
-        with pytest.raises(kind, match=message) as caught:
+    for source, prompt, tokenizer, kind, key in cases:
+        with refused(kind, key):
             generate(source, prompt, 4, 0.0, 0, tokenizer)
-        assert hint in str(caught.value.problems[0].hint), message

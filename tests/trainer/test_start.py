@@ -15,6 +15,7 @@ from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import ConfigError, DataError
 from engine.launch.run import train
 from tests.data.tokenizers.chat_folder import chat_folder
+from tests.refusals import refused
 from tests.trainer.worlds import in_worlds
 from tests.weights.folders import SHAPE, llama, saved
 
@@ -62,7 +63,7 @@ def test_the_first_loss_is_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_weights_that_do_not_fit_are_reported_before_any_rank_starts(tmp_path: Path) -> None:
     saved(llama(), tmp_path / "theirs")
     for dry_run in (True, False):
-        with pytest.raises(DataError, match="is 64, but the weights have 48") as caught:
+        with pytest.raises(DataError) as caught:
             train(run_of(tmp_path, "model.ffn=64"), dry_run=dry_run, say=lambda line: None)
         assert caught.value.problems[0].key == "model.ffn"
         assert len(caught.value.problems) == 7
@@ -72,10 +73,9 @@ def test_weights_that_do_not_fit_are_reported_before_any_rank_starts(tmp_path: P
 def test_weights_of_another_tokenizer_are_refused_before_any_rank_starts(tmp_path: Path) -> None:
     """And accepted with the way out that the refusal names."""
     chat_folder(saved(llama(vocab_size=400), tmp_path / "theirs"), None)
-    with pytest.raises(ConfigError, match="is not the tokenizer of run") as caught:
+    with refused(ConfigError, "data.tokenizer=bytes") as problems:
         train(run_of(tmp_path, "model.vocab=400"), dry_run=True, say=lambda line: None)
-    assert caught.value.code == 2 and caught.value.problems[0].key == "data.tokenizer=bytes"
-    (way_out,) = [word.rstrip(";") for word in str(caught.value.problems[0].hint).split() if "data.tokenizer" in word]
+    (way_out,) = [word.rstrip(";") for word in str(problems[0].hint).split() if "data.tokenizer" in word]
     train(run_of(tmp_path, "model.vocab=400", way_out), dry_run=True, say=lambda line: None)
 
 

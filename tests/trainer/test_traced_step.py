@@ -35,6 +35,7 @@ from engine.planner.plan.step_plan import MicroBatch
 from engine.selection import Selected
 from engine.trainer.model import make_offload
 from engine.trainer.step import RankContext, run_step
+from tests.covering import covered
 from tests.root import ROOT
 
 pytestmark = pytest.mark.long
@@ -130,9 +131,7 @@ def traced(config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Launches, i
     return launches, len(times.marks), offload
 
 
-@pytest.mark.parametrize("ratio", [0, 0.5])
-@pytest.mark.parametrize("recompute", RECOMPUTE)
-@pytest.mark.parametrize("family", WIDTHS)
+@covered("family, recompute, ratio", list(WIDTHS), RECOMPUTE, [0, 0.5])
 def test_a_step_reads_no_value_and_uses_no_tensor_of_the_host(
     family: str, recompute: str, ratio: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,9 +16,11 @@ from engine.models.common.tiles import in_tiles
 from engine.models.parallelize import parallelize
 from engine.models.recompute import MODES
 from tests.attention.rings import unsplit
+from tests.covering import covered
 
 LAYERS, TOKENS = 3, 37
 SHAPES = {"dense": {"experts": 1, "top_k": 1}, "experts": {"family": "mixtral", "experts": 4, "top_k": 2}}
+MOST = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}  # error of a gradient
 SIZE = {"layers": LAYERS, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 50}
 
 
@@ -49,15 +51,12 @@ def run(name: str, mode: str, tile: int, dtype: torch.dtype, tokens: int = TOKEN
     return {"loss": loss.detach(), **gradients}, runs
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", SHAPES)
-def test_gradients_are_the_untiled_ones(name: str, mode: str) -> None:
-    for dtype, most in ((torch.float64, 1e-10), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
-        expected, _ = run(name, "none", 0, dtype)
-        for tile in (5, 64):
-            found, runs = run(name, mode, tile, dtype)
-            assert runs == 2 * LAYERS * -(-TOKENS // tile), "recomputing a layer computes its tiles once more"
-            assert max(error(found[key], expected[key]) for key in expected) < most, (dtype, tile)
+@covered("name, mode, dtype, tile", list(SHAPES), list(MODES), list(MOST), [5, 64])
+def test_gradients_are_the_untiled_ones(name: str, mode: str, dtype: torch.dtype, tile: int) -> None:
+    expected, _ = run(name, "none", 0, dtype)
+    found, runs = run(name, mode, tile, dtype)
+    assert runs == 2 * LAYERS * -(-TOKENS // tile), "recomputing a layer computes its tiles once more"
+    assert max(error(found[key], expected[key]) for key in expected) < MOST[dtype]
 
 
 @pytest.mark.parametrize("mode", MODES)
