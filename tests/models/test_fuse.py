@@ -46,6 +46,7 @@ def gradients(of: Decoder, tokens: int) -> list[Tensor]:
     return [parameter.grad.clone() for parameter in of.parameters() if parameter.grad is not None]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own, when it imports its compiler
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 def test_gradients_are_those_of_plain_parts_for_any_number_of_tokens() -> None:
@@ -59,6 +60,7 @@ def test_gradients_are_those_of_plain_parts_for_any_number_of_tokens() -> None:
             assert not expected.any() or error(found, expected) < 1e-5
 
 
+@pytest.mark.long
 def test_widths_are_constants_of_the_code_and_tokens_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels for any width are slower; code for each number of tokens would be compiled in every step."""
     made: list[torch.fx.GraphModule] = []
