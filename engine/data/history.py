@@ -92,7 +92,8 @@ class History:
         if not len(rows):
             first = self.ledger.first
             known = "which is empty" if first is None else f"which begins with step {first}"
-            hint = f"the ledger keeps the newest steps; choose {first} or a later one" if first else None
+            newest = f"the ledger keeps the newest steps; choose {first} or a later one"
+            hint = newest if first else "restore the folder from a copy of the run"
             raise DataError(f"step {step} is not in the ledger, {known}", key=str(self.ledger.folder), hint=hint)
         return rows
 

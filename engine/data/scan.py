@@ -106,6 +106,12 @@ def _inputs(tokens: Tokens, block: Block) -> list[int]:
 
     def tokens_of(document: Document) -> int:
         """Count the tokens. Ids need not be in the vocabulary, because only lengths are needed."""
-        return len(encode(document, tokenizer)[0] if document.ids is None else document.ids)
+        if document.ids is not None:
+            return len(document.ids)
+        try:
+            return len(encode(document, tokenizer)[0])
+        except DataError as error:
+            (problem,) = error.problems
+            raise DataError(problem.message, key=block.where(document.place), hint=problem.hint) from error
 
     return [max(0, tokens_of(document) - 1) for document in usable(block)]  # the last one is only a label

@@ -117,7 +117,7 @@ def test_steps_that_are_not_finished_or_were_removed(run: tuple[RunFolder, Confi
         History.of(folder.root).trace_step(2)
     assert "step 3" in problems[0].message and "step 2" in problems[0].message
     path.unlink()
-    with refused(DataError, ".../run/ledger", hint=False) as problems:
+    with refused(DataError, ".../run/ledger") as problems:
         History.of(folder.root).trace_step(2)
     assert "step 2" in problems[0].message
     folder.metrics.unlink()
