@@ -10,8 +10,9 @@ import os
 import shlex
 import subprocess
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -82,6 +83,15 @@ BINARY = [
 ]
 
 
+def few(rows: Sequence[tuple[Any, ...]], ways: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
+    """All rows in all ways. The first way of all rows, and all ways of the chosen rows, are not slow."""
+    return [
+        pytest.param(*row, way, marks=[] if way == ways[0] or number in chosen else [pytest.mark.slow])
+        for way in ways
+        for number, row in enumerate(rows)
+    ]
+
+
 def refusal(data: schema.Data) -> tuple[str, str | None, str]:
     """Message, place and hint of the error when all documents are read."""
     with pytest.raises(DataError) as caught:
@@ -93,7 +103,7 @@ def refusal(data: schema.Data) -> tuple[str, str | None, str]:
 
 @pytest.mark.parametrize(
     ("content", "message", "hint", "encoding"),
-    [*((*row, "utf-8") for row in BINARY), *((*BINARY[number], "bytes") for number in (0, 4, 9))],
+    few(BINARY, ["utf-8", "bytes"], chosen=(0, 4, 9)),
 )
 def test_binary_is_no_text(
     content: bytes, message: str, hint: str, encoding: str, write_files: WriteFiles, make_data: MakeData
@@ -168,9 +178,7 @@ ARRAYS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("content", "encoding"), [*((one, "utf-8") for one in ARRAYS), (ARRAYS[0], "bytes"), (ARRAYS[3], "bytes")]
-)
+@pytest.mark.parametrize(("content", "encoding"), few([(one,) for one in ARRAYS], ["utf-8", "bytes"], chosen=(0, 3)))
 def test_a_json_array_of_objects_is_no_text(
     content: bytes, encoding: str, write_files: WriteFiles, make_data: MakeData
 ) -> None:
@@ -214,11 +222,7 @@ def test_other_files_are_text(content: bytes, write_files: WriteFiles, make_data
 
 @pytest.mark.parametrize(
     ("content", "message", "hint", "packed"),
-    [
-        *((*row, bytes) for row in BINARY[2:]),
-        *((*BINARY[number], gzip.compress) for number in (4, 7, 9)),
-        *((*BINARY[number], zstandard.ZstdCompressor().compress) for number in (4, 7, 9)),
-    ],
+    few(BINARY[2:], [bytes, gzip.compress, zstandard.ZstdCompressor().compress], chosen=(2, 5, 7)),
 )
 def test_binary_is_not_read_as_json_lines(
     content: bytes,
