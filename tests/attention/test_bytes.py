@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 
 from engine.attention.kernels.choice import choose
@@ -23,8 +22,6 @@ from engine.planner.settings import PlanSettings
 from engine.simulator.facts import rank_ring_bytes, ring_bytes
 from tests.attention.rings import CPU, ThreadComm, links_between
 from tests.covering import covered
-
-pytestmark = pytest.mark.long
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 LENGTHS = np.array([1, 2, 509, 1024, 37, 751, 256, 257, 10], dtype=np.int64)

@@ -42,7 +42,7 @@ def soak(steps: int, seed: int) -> tuple[list[float], list[int], set[int]]:
     engine = ZeroEngine(model, build_optimizer(model, settings["naive"].optimizer), settings["naive"])
     random, norms, bytes_, degrees = np.random.default_rng(seed), [], [], set()
     for step in range(steps):
-        lengths = random.integers(1, random.choice([4, CAPACITY, WORLD * CAPACITY]) + 1, random.integers(1, 20))
+        lengths = random.integers(1, random.choice([4, CAPACITY, WORLD * CAPACITY]) + 1, random.integers(1, 8))
         table, reader = table_of(lengths.tolist(), seed=step)
         plan = plan_step(table.length, Job(settings[PLANNERS[random.integers(4)]]).settings)
         plan.offload[:] = random.integers(0, 3) * 500_000
