@@ -45,9 +45,7 @@ def test_all_ranks_get_the_same_answers() -> None:
     assert found == [found[0]] * 3
     assert largest == ([2.0, 0.0, 1.0], [])
     assert (gathered, some, none) == ([{"it": 0}, {"it": 1}, {"it": 2}], [1, 2], [])
-    assert all(
-        f"rank 1's plan differs from rank 0's (digest {digest}" in one for digest, one in zip(OTHER, said, strict=True)
-    )
+    assert all("rank 1" in one and digest in one for digest, one in zip(OTHER, said, strict=True))
 
 
 @pytest.mark.world

@@ -134,6 +134,7 @@ def test_a_closed_link_writes_to_no_other_file(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b""
 
 
+@pytest.mark.long
 def test_children_of_a_rank_get_neither_the_link_nor_its_name() -> None:
     ours, theirs = socket.socketpair()
     number = theirs.fileno()

@@ -134,7 +134,7 @@ def test_nan_is_the_maximum_in_any_order() -> None:
 def test_a_member_that_joins_twice_is_an_error() -> None:
     reduction = Reduction[int](2)
     reduction.add(0, Operation("it", MAX, [1]))
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError):
         reduction.add(0, Operation("it", MAX, [1]))
 
 

@@ -74,7 +74,7 @@ def test_listener_is_readable_only_while_there_are_new_links(listener: Listener)
 
 def test_another_secret_is_refused_by_both_ends(listener: Listener) -> None:
     """By the listener, and by an end that asks a listener which does not know the secret."""
-    with pytest.raises(PermissionError, match="another secret"):
+    with pytest.raises(PermissionError):
         connect("127.0.0.1", listener.port, b"of another run")
     assert taken_soon(listener) == []
     with socket.create_server(("127.0.0.1", 0)) as impostor:

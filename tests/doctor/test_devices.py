@@ -107,10 +107,11 @@ def test_the_attention_kernel_and_why_not_a_better_one(name: str, rejected: list
 
 
 @pytest.mark.long
-def test_real_answers() -> None:
-    """In a process of its own, with the real torch and DeepSpeed."""
+def test_real_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own, with the real torch and DeepSpeed. On a busy machine their import may take minutes."""
+    monkeypatch.setattr(libraries, "_TIMEOUT_S", 500.0)
     found = libraries.ask(CPUS)
-    assert all("error" not in found[question] for question in libraries._QUESTIONS)
+    assert {name: found[name]["error"] for name in libraries._QUESTIONS if "error" in found[name]} == {}
     assert found["kernel"]["name"] == "fused_cpu"
     assert devices.torch(found).state == devices.deepspeed(found).state == "ok"
 

@@ -178,6 +178,7 @@ def test_a_lock_file_that_its_holder_just_removed_is_not_held(tmp_path: Path, mo
         pass
 
 
+@pytest.mark.long
 def test_a_run_in_use_is_locked_and_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
     hold = (
         "import sys\nfrom pathlib import Path\nfrom engine.launch.prepare import locked\n"

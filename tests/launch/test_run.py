@@ -560,6 +560,7 @@ def test_each_start_is_recorded_with_its_end(tmp_path: Path, monkeypatch: pytest
     assert first.began <= first.ended <= second.began <= second.ended
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("resume", ["auto", "never"])
 def test_trackers_follow_the_steps_of_a_run(resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a new folder, after the old one was renamed. A dry run starts none."""

@@ -87,6 +87,7 @@ def seen_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: bool, stag
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ssh")
 def test_a_remote_rank_gets_what_libraries_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
