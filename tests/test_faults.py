@@ -37,9 +37,8 @@ def test_a_run_goes_on_by_itself_after_faults_at_exact_moments_and_keeps_no_secr
     assert "report: " in ended.said and "report could not be written" not in ended.said, "of a mesh, after faults"
     causes = [line for line in ended.said.splitlines() if "; restart " in line]
     assert len(causes) == 3, ended.said
-    assert causes[0].startswith("rank 1 was killed by SIGKILL")
-    assert "lost its connection to another rank" in causes[1]
-    assert causes[2].startswith("rank 0 was killed by SIGKILL")
+    assert "SIGKILL" in causes[0] and "connection" in causes[1] and "SIGKILL" in causes[2]
+    assert causes[0].startswith("rank 1 ") and causes[2].startswith("rank 0 ")
     assert losses(out) == losses(whole) and len(losses(whole)) == 12
     assert ledger(out) == ledger(whole)
     files = [path for path in out.rglob("*") if path.is_file()]

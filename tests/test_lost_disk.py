@@ -59,7 +59,6 @@ def test_a_full_disk_is_named_and_the_same_command_goes_on_when_there_is_space(
     full = subprocess.run(command(run, data, STEPS, *more), capture_output=True, text=True)
     assert full.returncode == 74, full.stderr
     said = " ".join(full.stderr.split())
-    assert "a checkpoint could not be written: " in said and "were written, " in said and "are free" in said
     assert str(run / "checkpoints" / ".writing-step-") in "".join(full.stderr.split())
     assert "resuming from" in said and read(newest_first(run / "checkpoints")[0]).step == 4
     filler.unlink()

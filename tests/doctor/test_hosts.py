@@ -49,7 +49,8 @@ def test_a_host_that_cannot_be_reached_does_not_hide_the_others(tmp_path: Path, 
     hostfile.write_text(f"10.213.0.77 slots=1\n{hosts.addresses[1]} slots=1\n")
     doctor = examined(hosts, tmp_path, hostfile)
     found = named(doctor, "host 1: ssh")
-    assert found["state"] == "failed" and "ssh ended with code 255: ssh: connect to host" in found["message"]
+    assert found["state"] == "failed" and "ssh 10.213.0.77" in found["hint"]
+    assert "ssh ended with code 255: ssh: connect to host" in found["message"]
     assert named(doctor, "host 2: run folder")["state"] == "ok"
 
 
