@@ -129,9 +129,3 @@ def test_the_manifest_is_printed_and_written_but_not_applied(
     assert run(words) == 0
     captured = capsys.readouterr()
     assert captured.out == text and "kubectl apply -f run/k8s.yaml" in captured.err
-
-
-def test_a_start_from_scratch_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each pod that replaces another would rename the run."""
-    assert run(["train", "--launcher", "k8s", "--resume", "never", *GIVEN]) == 2
-    assert "would begin again whenever a pod starts" in capsys.readouterr().err
