@@ -224,12 +224,13 @@ def test_without_ssh_the_other_agents_are_ended(folder: RunFolder) -> None:
 
 
 def test_a_rank_that_cannot_be_started_is_a_failed_check(folder: RunFolder) -> None:
-    command = node(folder, "import time; time.sleep(60)")
-    command = replace(command, work=replace(command.work, ranks=[*command.work.ranks, (1, ["/no/such/python"])]))
-    with failure(folder, 1, 3) as problems:
+    """The other ranks of its node are started."""
+    command = node(folder, "import time; time.sleep(60)", first=1)
+    command = replace(command, work=replace(command.work, ranks=[(0, ["/no/such/python"]), *command.work.ranks]))
+    with failure(folder, 0, 3) as problems:
         run_ranks([command], folder, lambda: None, print)
     assert problems[0].message.endswith(": /no/such/python: No such file or directory")
-    assert problems[0].hint == PATHS_HINT
+    assert problems[0].hint == PATHS_HINT and folder.log(1).exists()
 
 
 def test_hosts_with_another_version_are_named_before_any_rank_starts(folder: RunFolder) -> None:
