@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from engine.control.progress import MOMENTS, OF_MICRO_BATCHES
+from engine.control.progress import MOMENTS, OF_PASSES
 from engine.files import append, write_json
 from engine.readers import read_object
 
@@ -64,7 +64,7 @@ class Chaos:
             slower = self._trigger(step, phase)
         if phase in MOMENTS:
             return
-        if self._before in OF_MICRO_BATCHES:
+        if self._before in OF_PASSES:
             time.sleep((slower - 1.0) * (time.perf_counter() - self._since))
         self._before, self._since = phase, time.perf_counter()
 

@@ -11,7 +11,7 @@ from engine.control.protocol import At, Message, Pace, Planned
 # In their order in a step. `verify` hashes a checkpoint, `data` waits for the slices of the micro-batch, `reduce` sums
 # gradients, and `update` is the optimizer's.
 PHASES = ("start", "verify", "plan", "data", "forward", "backward", "reduce", "update", "log", "validate", "save")
-OF_MICRO_BATCHES = ("data", "forward", "backward")  # repeated for each micro-batch
+OF_PASSES = ("data", "forward", "backward")  # repeated: a pass is forward or backward, of one micro-batch
 # What only chaos wants to know. Of a checkpoint, in the background: its files are written; it gets its name. Of a
 # pipeline: a pass is done, and the transfers to and from other stages begin.
 MOMENTS = ("write", "rename", "transfer")
@@ -37,9 +37,11 @@ def allow_chaos(reach: Callable[[int, str], None] | None) -> None:
 
 
 def report(phase: str, part: int = 0, step: int | None = None) -> None:
-    """Say that this rank begins a phase of its step, for example micro-batch 3 of `forward`; a `step` begins with it.
+    """Say that this rank begins a phase of its step, for example `forward` as its pass 3; a `step` begins with it.
 
-    It takes microseconds. If the agent is gone, the thread that listens to it notices.
+    `part` counts on this rank, so that ranks can be compared: of two in the same step, the one with the smaller part
+    is behind. Numbers of the plan count over all ranks. It takes microseconds. If the agent is gone, the thread that
+    listens to it notices.
     """
     if step is not None:
         _place.step = step

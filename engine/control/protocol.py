@@ -29,7 +29,7 @@ from engine.run.cause import Cause
 PROTOCOL = 3  # raised whenever a message changes
 _SHOWN = 40  # characters of a kind
 
-Place = tuple[int, str, int]  # step, phase, and part of the phase, such as the micro-batch
+Place = tuple[int, str, int]  # step, phase, and part of the phase: the number of the pass on this rank
 
 
 class ProtocolError(BytescaleError):

@@ -98,7 +98,8 @@ def run_step(
     running: dict[int, tuple[Tensor, Any]] = {}  # input and output of forward passes whose backward is to come
     results: dict[Pass, Tensor] = {}  # of passes, until they are sent
     context.prefixes.clear()
-    progress.report("data")
+    number = 0  # of the pass, among those of this rank
+    progress.report("data", number)
     # Inputs are read one micro-batch ahead, in the order of the forward passes; backward passes need none.
     with closing(_load_ahead(_forward_order(order, micros), read_inputs, context.device)) as loaded:
         for kind, done in order:
@@ -115,7 +116,7 @@ def run_step(
                 times.data_wait_s += waited_s
                 if context.offload is not None:
                     context.offload.begin(micro.offload, len(inputs.tokens))
-                progress.report("forward", micro.index)
+                progress.report("forward", number)
                 # What a stage receives is a leaf of its own autograd graph. The gradient of this leaf is what the stage
                 # before it needs to continue the backward pass.
                 given = inputs.tokens if arrived is None else arrived.requires_grad_()
@@ -131,11 +132,12 @@ def run_step(
                 # The backward pass starts from the loss on the last stage, and elsewhere from the gradient that the
                 # next stage has sent.
                 given, out = running.pop(done.place)
-                progress.report("backward", micro.index)
+                progress.report("backward", number)
                 backward(out if arrived is None else _loss_of(out, arrived))
                 if given.grad is not None:
                     results[done] = given.grad
-                progress.report("data", micro.index + 1)
+                progress.report("data", number + 1)
+            number += 1
             end = _mark(context.device)
             if times.marks and times.marks[-1][0] == micro.index:  # one span, if the backward pass follows directly
                 start = times.marks.pop()[1]
@@ -189,7 +191,7 @@ def evaluate(plan: StepPlan, model: nn.Module, read_inputs: ReadInputs, context:
                     pipeline.finish(_LEAVING)  # nothing comes back from the next stage that would free what was sent
                 continue
             micro, inputs, _ = next(loaded)
-            progress.report("validate", micro.index)
+            progress.report("validate", done.place)
             arrived = pipeline.input_of(done) if pipeline else None
             given = inputs.tokens if arrived is None else arrived
             out = micro_batch_output(model, micro, inputs._replace(tokens=given), context)

@@ -65,6 +65,6 @@ def test_chaos_gets_each_phase_and_moment_after_the_agent_has(agent: Link) -> No
 
 
 def test_the_phases_of_micro_batches_are_phases() -> None:
-    assert set(progress.OF_MICRO_BATCHES) < set(progress.PHASES)
-    order = [progress.PHASES.index(phase) for phase in progress.OF_MICRO_BATCHES]
+    assert set(progress.OF_PASSES) < set(progress.PHASES)
+    order = [progress.PHASES.index(phase) for phase in progress.OF_PASSES]
     assert order == list(range(order[0], order[0] + len(order))), "in one piece, in the order of a micro-batch"

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.attention.buffers import Buffers
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
+from engine.control import progress
 from engine.data.inputs import RankInputs, rank_inputs
 from engine.errors import DataError
 from engine.job import Job
@@ -72,12 +73,12 @@ class Waiting(TorchDispatchMode):
         return result
 
 
-def on_stand_in(spoil: Callable[[Tensor], Any] = lambda loss: None) -> tuple[list[str], Silent]:
-    """Run a step of rings and whole sequences; return what waited, and the traffic. `spoil` gets each loss."""
+def on_stand_in(spoil: Callable[[Tensor], Any] = lambda loss: None, rank: int = 0) -> tuple[list[str], Silent]:
+    """Run a rank's step of rings and whole sequences; return what waited, and the traffic. `spoil` gets each loss."""
     settings = config(2, 16, "balanced")
     model, (table, reader) = build_model(settings).to(META), batch(2, 16)
     plan, comm = plan_step(table.length, Job(settings).settings), Silent()
-    context = RankContext(0, META, comm, choose(CPU, torch.float32, 8, prefer="reference"))  # type: ignore[arg-type]
+    context = RankContext(rank, META, comm, choose(CPU, torch.float32, 8, prefer="reference"))  # type: ignore[arg-type]
     read_inputs = partial(rank_inputs, reader, table)
 
     def forward(tokens: Tensor, positions: Tensor, labels: Tensor, attention: AttentionContext) -> Tensor:
@@ -92,7 +93,7 @@ def on_stand_in(spoil: Callable[[Tensor], Any] = lambda loss: None) -> tuple[lis
     with Waiting() as waiting:
         loss, times = run_step(plan, forward, backward, read_inputs, context)
     assert loss.device == META and loss.dtype == torch.float64
-    assert len(times.marks) == len(list(plan.of_rank(0))) > 2
+    assert len(times.marks) == len(list(plan.of_rank(rank))) > 2
     return waiting.found, comm
 
 
@@ -145,6 +146,20 @@ def test_the_next_inputs_are_read_while_a_micro_batch_computes() -> None:
     assert [number for number, _, _ in times.spans()] == computed
     ends = [(start, stop) for _, start, stop in times.spans()]
     assert ends == sorted(ends) and ends[0][0] == 0 and times.data_wait_s >= 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_reports_its_passes_by_its_own_numbers(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers over all ranks would make rank 0 the one that is furthest behind, wherever it is."""
+    reported = list[tuple[str, int]]()
+    monkeypatch.setattr(progress, "report", lambda phase, part=0: reported.append((phase, part)))
+    on_stand_in(rank=rank)
+    passes = [number for phase, number in reported if phase in ("forward", "backward")]
+    assert passes == list(range(len(passes))) and len(passes) > 4
+    expected = [("data", 0)]
+    for number in range(0, len(passes), 2):
+        expected += [("forward", number), ("backward", number + 1), ("data", number + 2)]
+    assert reported == expected
 
 
 def test_losses_add_up_in_float64() -> None:

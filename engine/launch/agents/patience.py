@@ -12,7 +12,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
 
-from engine.control.progress import OF_MICRO_BATCHES, PHASES
+from engine.control.progress import OF_PASSES, PHASES
 from engine.control.protocol import Place
 
 _TIMES = 10  # the longest of the last steps, or of what the plan says of this one
@@ -135,18 +135,18 @@ class Patience:
         return f"; the collective of {phase} waits for rank{'s' * (len(missing) > 1)} {names}{more}"
 
     def where(self, rank: int) -> str:
-        """Describe the place of a rank, such as `step 3 (forward, micro-batch 2)`; empty if it is not known."""
+        """Describe the place of a rank, such as `step 3 (forward, pass 2)`; empty if it is not known."""
         if rank not in self._places:
             return ""
         step, phase, part = self._places[rank]
         if not step:
             return "its start"
-        micro = f", micro-batch {part}" if phase in (*OF_MICRO_BATCHES, "validate") else ""
-        return f"step {step} ({phase}{micro})"
+        number = f", pass {part}" if phase in (*OF_PASSES, "validate") else ""
+        return f"step {step} ({phase}{number})"
 
     def _order(self, rank: int) -> tuple[int, int, int, int, int]:
         """Sort key: the rank that is furthest behind comes first."""
         step, phase, part = self._places[rank]
-        # The phases of a micro-batch are repeated, so backward of micro-batch 2 comes before forward of micro-batch 3.
-        place = PHASES.index(OF_MICRO_BATCHES[0] if phase in OF_MICRO_BATCHES else phase)
+        # The phases of passes are repeated, so backward as pass 3 comes before forward as pass 4.
+        place = PHASES.index(OF_PASSES[0] if phase in OF_PASSES else phase)
         return step, place, part, PHASES.index(phase), self._entered[rank]

@@ -194,9 +194,9 @@ def test_ranks_that_have_not_entered_a_collective_are_named() -> None:
         return hang.message.partition(": ")[2]
 
     reduce, backward = (5, "reduce", 0), (5, "backward", 1)
-    behind = "rank 1 is in step 5 (backward, micro-batch 1); others are in step 5 (reduce)"
+    behind = "rank 1 is in step 5 (backward, pass 1); others are in step 5 (reduce)"
     assert message(reduce, backward, reduce) == f"{behind}; the collective of reduce waits for rank 1"
-    behind = "rank 0 is in step 5 (backward, micro-batch 1); others are in step 5 (reduce)"
+    behind = "rank 0 is in step 5 (backward, pass 1); others are in step 5 (reduce)"
     of_many = "; the collective of reduce waits for ranks 0, 1, 2, 3, 4 and 3 more"
     assert message(*[backward] * 8, *[reduce] * 8) == behind + of_many
     assert message(reduce, reduce) == "rank 0 is in step 5 (reduce), as are all others"
@@ -250,6 +250,6 @@ def test_places_are_described() -> None:
     for phase in PHASES[1:]:
         patience.note(0, (3, phase, 2), 0)
         described[phase] = patience.where(0)
-    assert described["forward"] == "step 3 (forward, micro-batch 2)"
+    assert described["forward"] == "step 3 (forward, pass 2)"
     assert described["save"] == "step 3 (save)"
     assert patience.begun

@@ -322,7 +322,7 @@ def test_a_stopped_rank_is_named_with_its_place_within_seconds(folder: RunFolder
     began = time.monotonic()
     with failure(folder, 1, 124) as problems:
         run(folder, real_rank(folder), stops)
-    assert "stopped by a signal in step 3 (forward, micro-batch 1)" in problems[0].message
+    assert "stopped by a signal in step 3 (forward, pass 1)" in problems[0].message
     assert time.monotonic() - began < 10
     assert not children() and not still_run(folder)
 
