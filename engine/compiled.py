@@ -10,16 +10,19 @@ below a shared one is used only if this user owns it, and no other user can repl
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
 from numba import config
 from numba.core import event
+from numba.core.caching import IndexDataCacheFile
 
 from engine.errors import StorageError
 from engine.files import is_own
@@ -81,6 +84,24 @@ def when_compiling(report: Callable[[], None]) -> None:
     """
     event.register("numba:compile", _First(report))  # type: ignore[no-untyped-call]
 
+
+_save = IndexDataCacheFile.save
+
+
+def _save_alone(cache: IndexDataCacheFile, key: object, data: object) -> None:
+    """`IndexDataCacheFile.save`, by one process at a time.
+
+    It reads the function's index of types, chooses a free file name, and writes both. Two processes that compile a
+    function for other types at once would choose the same file, and later ones would run the machine code of the other
+    types.
+    """
+    with (Path(cache._cache_path) / "lock").open("ab") as lock:
+        with suppress(OSError):  # the file system has no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        _save(cache, key, data)  # type: ignore[no-untyped-call]
+
+
+IndexDataCacheFile.save = _save_alone  # type: ignore[method-assign]
 
 # Folders that may hold compiled code, best first: the user's choice, the package's, the user's cache.
 _chosen = os.environ.get("NUMBA_CACHE_DIR")

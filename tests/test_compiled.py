@@ -4,10 +4,14 @@ import os
 import stat
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numba.core.caching import IndexDataCacheFile
 from numba.core.errors import NumbaError
 
 from engine import compiled
@@ -23,6 +27,24 @@ from tests.planner.samples import ints, settings
 plan_step(ints(3, 4), settings("naive"))
 plan_step(ints(3, 40), settings("naive"))
 """
+
+
+def test_code_of_other_types_that_is_saved_at_once_has_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else later processes would run the machine code of other types: the cache is shared by all ranks of a host."""
+    read = IndexDataCacheFile._load_index
+
+    def slowly(cache: Any) -> Any:
+        found = read(cache)
+        time.sleep(0.1)
+        return found
+
+    monkeypatch.setattr(IndexDataCacheFile, "_load_index", slowly)
+    caches = [IndexDataCacheFile(str(tmp_path), "function", "stamp") for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda cache, types: cache.save(types, types), caches, "abc"))
+    assert [caches[0].load(types) for types in "abc"] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("changed", ["cost/times.py", "planner/plan/emit.py", "units.py", "compiled.py"])
