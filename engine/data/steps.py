@@ -7,7 +7,7 @@ Letters: S sequences of a step, N documents.
  steps           [ 0             ][ 1                     ][ 2        a step may cross into the next epoch
  context         |      |   |   |   |      |      |  |  |  |    documents longer than the context are split into pieces
 ```
-With several sources, each has an order of its own, and the mixture chooses the source of the next document.
+With several sources, each has a separate order, and the mixture chooses the source of the next document.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Steps:
         """Return the sequences of the step at a cursor, and the cursor of the next step.
 
         A step takes documents until the next one would exceed `batch_tokens` inputs; it may continue with documents of
-        the next epoch. A longer document is a step of its own, or, with `data.long=split`, its pieces of at most
+        the next epoch. A longer document forms a step alone, or, with `data.long=split`, its pieces of at most
         `context` inputs are distributed over steps. Returns None if the run ends there, see `ended`. Raises DataError
         if a source has no document to train on.
         """
@@ -160,7 +160,7 @@ class Steps:
         return self._cut(parts), Cursor(cursor.step + 1, cursor.tokens + tokens, places, mixer.state)
 
     def ended(self, cursor: Cursor) -> str | None:
-        """Say why there is no step at a cursor and how to continue; None if there is one.
+        """Return why there is no step at a cursor and how to continue; None if there is one.
 
         A run ends when a source has been used up and `data.exhausted` is `stop`, or when all sources that have a weight
         at the step have been dropped, whatever later segments of `data.mix` have.
@@ -264,14 +264,14 @@ class Steps:
         return table.chosen(order[: fitting(table.length[order], tokens) if len(order) else 0])
 
     def _policy_key(self, name: str) -> str:
-        """Return the key that says what happens when a source has been used up."""
+        """Return the key that decides what happens when a source has been used up."""
         source = self._config.data.sources.get(name)
         return f"data.sources.{name}.exhausted" if source and source.exhausted else "data.exhausted"
 
     def _draw(self, mixer: Mixer, places: Mapping[str, Place]) -> tuple[str, Part, Place] | None:
         """Return the source of the next document, what it gives, and its next place; None if the run ends here.
 
-        Sources that have been used up are dropped from the mixer, if `data.exhausted` says so.
+        Sources that have been used up are dropped from the mixer if `data.exhausted` is `drop`.
         """
         while (name := mixer.choose()) is not None:
             if (found := self._at(name, places.get(name, Place()))) is not None:
@@ -286,7 +286,7 @@ class Steps:
         weights = weights_at(self._segments, cursor.step, cursor.tokens)
         gone = sorted({*cursor.mixer["sources"]} - {*weights}) if cursor.mixer else []
         mixer = Mixer([*weights, *gone], cursor.mixer)
-        # A resume may say that a source that was dropped repeats its documents.
+        # A resumed run may set a source that was dropped to repeat its documents.
         mixer.dropped -= {name for name in mixer.dropped if self._exhausted.get(name) == "repeat"}
         mixer.weights = {**dict.fromkeys(gone, 0), **weights}
         for name in gone:
@@ -303,7 +303,7 @@ class Steps:
         return found.trained, found.blocks
 
     def _note(self, found: Window) -> None:
-        """Note what was left out of the blocks of a window. Most blocks come again in each epoch."""
+        """Record the documents that were left out of the blocks of a window. Most blocks occur again in each epoch."""
         new = [one for one in found.unusable if (one.source, one.block) not in self._noted]
         self._noted |= {BlockId(one.source, one.block) for one in new}
         self.unusable += new

@@ -1,4 +1,4 @@
-"""What is known about a packed token file beside its tokens, and the names of its files."""
+"""The facts of a packed token file, and the names of its files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _open_tokenizer = cache(open_tokenizer)
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about a token file that was packed here; `PREFIX.json`."""
+    """The facts of a token file that ByteScale packed; `PREFIX.json`."""
 
     tokenizer: str  # kind
     fingerprint: str  # of the tokenizer, with its special tokens
@@ -44,7 +44,7 @@ class Facts:
 
 
 def facts_path(prefix: Path) -> Path:
-    """The file that says what is known about a token file."""
+    """The file with the facts of a token file."""
     return Path(f"{prefix}.json")
 
 
@@ -72,7 +72,7 @@ def parts_path(prefix: Path) -> Path:
 
 
 def read_facts(prefix: Path) -> Facts | None:
-    """Read what is known about a token file; None if it was written by another tool.
+    """Read the facts of a token file; None if another tool wrote it.
 
     Raises DataError if PREFIX.json is damaged, or if a newer version wrote it.
     """

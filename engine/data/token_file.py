@@ -8,8 +8,8 @@
 All numbers are little-endian. Megatron's tools write one sequence per document, or one per sentence. Source:
 megatron/core/datasets/indexed_dataset.py of NVIDIA/Megatron-LM.
 
-A third file is ours. `PREFIX.mask` is there only if some document excludes a token from the loss, such as those of a
-prompt: a bit for each token of `PREFIX.bin`, which is 1 if the token counts as a label. Token i has bit i % 8, the
+A third file is an extension. `PREFIX.mask` exists only if some document excludes a token from the loss, such as those
+of a prompt: a bit for each token of `PREFIX.bin`, which is 1 if the token counts as a label. Token i has bit i % 8, the
 lowest one first, of byte i // 8; the bits after the last token are 0. The index does not say whether there is a mask,
 because its format is Megatron's. What is packed here has `PREFIX.json`, which does (token_facts.py).
 
@@ -93,7 +93,7 @@ class TokenFile:
     def _check_index(self) -> None:
         """Raise DataError unless documents have all sequences in order, and these all tokens, each once.
 
-        The sequences may lie in any order: Megatron reads `length` tokens at `offset`. With a wrong number in the
+        The sequences may be in any order: Megatron reads `length` tokens at `offset`. With a wrong number in the
         middle, it reads tokens of other documents or outside the file. Only an index whose sequences are not in the
         order of the file is sorted, which takes 40 bytes of memory a sequence.
         """
@@ -179,7 +179,7 @@ class TokenFile:
     def _pieces(self, document: int, start: int, stop: int) -> list[tuple[int, int]]:
         """Return where tokens start .. stop - 1 of a document are in PREFIX.bin: ranges of tokens, not empty.
 
-        There is a range for each group of sequences that lie one behind the other.
+        There is a range for each group of consecutive sequences.
         """
         low, high = self._boundaries(document, document + 1).tolist()
         lengths, offsets = self._sequences(low, high)
@@ -270,7 +270,7 @@ def token_dtype(vocabulary: int) -> type[np.integer]:
 
 
 def mask_path(prefix: Path) -> Path:
-    """The file that says which tokens count in the loss; it is missing if all do."""
+    """The file that marks the tokens that count in the loss; it is missing if all do."""
     return Path(f"{prefix}.mask")
 
 
@@ -325,7 +325,7 @@ class MaskWriter:
         self._draft.replace(self._path)
 
     def discard(self) -> None:
-        """Remove what was written."""
+        """Remove the files that were written."""
         if self._file is not None:
             self._file.close()
             self._draft.unlink(missing_ok=True)
@@ -345,7 +345,7 @@ class TokenWriter:
         self._mask = MaskWriter(prefix)
 
     def add(self, tokens: NDArray[np.integer], mask: NDArray[np.bool_] | None = None) -> None:
-        """Append a document, integers [n]. `mask`, bool [n], says which tokens count as labels; None: all.
+        """Append a document, integers [n]. `mask`, bool [n], is true for tokens that count as labels; None: all.
 
         Raises DataError if it is too long for the format.
         """

@@ -18,7 +18,7 @@ from engine.safe_path import starting_safely
 T = TypeVar("T")
 R = TypeVar("R")
 
-_LOOK_S = 0.2  # between two looks at the processes
+_LOOK_S = 0.2  # between two checks of the processes
 
 
 class StoppedError(BytescaleError):
@@ -46,7 +46,7 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], workers: int, hint:
                     results = deque(pool.submit(work, item) for item in items)  # starts all workers
                 watches = {child: StopWatch() for child in set(multiprocessing.active_children()) - before}
                 while results:
-                    result = results.popleft()  # so that its memory is free once it was used
+                    result = results.popleft()  # so that its memory is freed after use
                     while not wait([result], _LOOK_S).done:
                         for child, watch in watches.items():
                             if watch.note(is_stopped(child.pid or 0)):

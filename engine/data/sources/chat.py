@@ -13,8 +13,8 @@ from engine.readers import check_depth, parse_line
 MESSAGES = "messages"  # a field of this name has chats, also if they are strings of JSON
 CONVERSATIONS = "conversations"
 TOOLS = "tools"  # the field beside a chat with the tools that the assistant may call
-ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")  # that templates of models know
-FLAGS = ("weight", "train", "trainable", "loss_mask")  # of a message: whether what it says is trained on
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")  # that templates of models support
+FLAGS = ("weight", "train", "trainable", "loss_mask")  # of a message: whether it is trained on
 SPEAKERS = {  # of ShareGPT -> roles
     **{name: name for name in ROLES},
     "human": "user",
@@ -27,7 +27,7 @@ _WRITE = 'write [{"role": "user", "content": "..."}, {"role": "assistant", "cont
 def is_chat(value: object, field: str) -> bool:
     """Return whether a value of JSON in `field` is a chat: a list of objects, or a string in a field for chats alone.
 
-    A string in any other field is a text, also if it reads like a chat.
+    A string in any other field is a text, even if it looks like a chat.
     """
     if isinstance(value, list):
         return any(isinstance(one, dict) for one in value)
@@ -46,9 +46,9 @@ def chat_document(
     """Make a document of the chat in `field`: a list of messages, or that as a string of JSON, and likewise its tools.
 
     Messages of ShareGPT, with `from` and `value`, get a role and content, unless the field is `messages`; `system` is
-    the system prompt beside. With `answer`, a field with messages that follow those of `field`, these alone count in
-    the loss. A list of text parts as the content of a message is joined to a string, which all templates of text models
-    take. An empty list is an empty document. Raises DataError if the chat is not usable.
+    the system prompt of another field. With `answer`, a field with messages that follow those of `field`, these alone
+    count in the loss. A list of text parts as the content of a message is joined to a string, which all templates of
+    text models take. An empty list is an empty document. Raises DataError if the chat is not usable.
     """
     # Messages of the answer follow those of `field`. `names` has the place of each one, for error messages.
     found = _messages(place, messages, field)
@@ -70,8 +70,7 @@ def chat_document(
     flags = [_flag(place, one, name) for one, name in zip(chat, names, strict=True)]
     if system.strip():
         chat, flags, first = [{"role": "system", "content": system}, *chat], [None, *flags], first and first + 1
-    # None means that all the assistant says counts, which is so unless a flag or a prompt before the answer excludes
-    # some of it.
+    # None means that all messages of the assistant count. Flags, or a prompt before the answer, exclude some.
     trained = None
     if first or flags.count(None) < len(flags):
         answers = [message["role"] == "assistant" and number >= first for number, message in enumerate(chat)]
@@ -84,7 +83,7 @@ def chat_document(
 
 
 def _messages(place: str, messages: object, field: str) -> list[Message]:
-    """Return a list of messages, which may be a string of JSON. Raises DataError if it is none."""
+    """Return a list of messages, which may be a string of JSON. Raises DataError for anything else."""
     found = _from_json(place, messages, field)
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise DataError(f"{field!r} is not a list of messages", key=place, hint=_WRITE)
@@ -92,7 +91,7 @@ def _messages(place: str, messages: object, field: str) -> list[Message]:
 
 
 def _from_json(place: str, value: object, field: str) -> object:
-    """Parse a string as JSON; return any other value as it is. Raises DataError if it is too deep for templates."""
+    """Parse a string as JSON; return any other value unchanged. Raises DataError if it is too deep for templates."""
     found = value
     if isinstance(value, str):
         try:
@@ -108,7 +107,7 @@ def _from_json(place: str, value: object, field: str) -> object:
 
 
 def _no_answer(roles: Sequence[str]) -> str:
-    """Return what to do with a chat of these roles, none of which is `assistant`."""
+    """Return the hint for a chat of these roles, none of which is `assistant`."""
     if not (others := [role for role in roles if role not in ROLES]):
         return "remove the document: only what the assistant says is trained on"
     known = {role: SPEAKERS.get(role.strip().lower(), "") for role in others}
@@ -128,7 +127,7 @@ def _spoken(place: str, message: Message, name: str) -> Message:
 
 
 def _message(place: str, message: Message, name: str) -> Message:
-    """Check a message, join its text parts, and leave out keys without a value, which templates would take for set."""
+    """Check a message, join its text parts, and remove keys without a value, which templates would treat as set."""
     message = {key: value for key, value in message.items() if value is not None}
     if not (isinstance(message.get("role"), str) and message["role"]):
         hint = 'write the "role" of each message, system, user, assistant or tool, and its "content"'
@@ -153,8 +152,8 @@ def _message(place: str, message: Message, name: str) -> Message:
 def _flag(place: str, message: Message, name: str) -> bool | None:
     """Take the flags out of a message, and return whether it is trained on; None if it has none.
 
-    Raises DataError for a value that is neither 0 nor 1, for flags that differ, and for a 1 if another than the
-    assistant speaks.
+    Raises DataError for a value that is neither 0 nor 1, for flags that differ, and for a 1 on a message of another
+    role than the assistant.
     """
     found = {key: message.pop(key) for key in FLAGS if key in message}
     for key, value in found.items():

@@ -120,7 +120,7 @@ def _value(value: Any, place: str) -> Any:
     """Return the value of a pyarrow.Scalar: a list of numbers as an array, others as values of JSON."""
     types = library("pyarrow.types", place)
     if _is_list(value.type, place) and types.is_primitive(_plain(value.type.value_type, place)):
-        # A null among the values makes an array of floats, which is refused.
+        # A null among the values makes an array of floats, which is rejected.
         return _values(value.values, place).to_numpy(zero_copy_only=False)
     try:
         return _without_nulls(value.as_py())
@@ -138,7 +138,8 @@ def damage(path: str) -> Iterator[None]:
         message = f"cannot be read: {str(error).splitlines()[0]}"
         raise DataError(message, key=path, hint=hint) from error
     except OSError as error:
-        # pyarrow raises a plain OSError without a number for what a file contains. Others are of the file system.
+        # pyarrow raises a plain OSError, without a number, for faults in the contents of a file. Others come from the
+        # file system.
         if type(error) is not OSError or error.errno is not None:
             raise
         reason = str(error).splitlines()[0] if str(error) else "its contents are damaged"
@@ -189,7 +190,7 @@ def _values(column: Any, path: str) -> Any:
 
 
 def _contents(kind: Any, field: str, path: str) -> Literal["text", "ids", "chat"] | None:
-    """Return what a column of a type of pyarrow contains; None if it cannot be used.
+    """Return the kind of contents of a column with a pyarrow type; None if it cannot be used.
 
     Lists of integers are token ids. Chats are lists of structs, or strings in the column `messages`.
     """

@@ -1,6 +1,6 @@
 """Reads files that may be compressed with gzip, zstd, xz or bzip2, in one part or several.
 
-The libraries have readers of their own, but zstandard's takes a file that was cut off for a shorter one.
+The libraries have their own readers, but zstandard's does not detect a truncated file.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SUFFIXES = (".gz", ".zst", ".xz", ".bz2")
 _CHUNK_BYTES = {"gzip": 64 << 10, "zstd": 4 << 10, "xz": 64 << 10, "bzip2": 64 << 10}
 _RESULT_BYTES = 16 << 20
 MOST_BYTES = 1 << 30  # of a document: a few kilobytes can be decompressed to any number
-_LEAST_WINDOW, _MOST_WINDOW = 1 << 27, 1 << 31  # of zstd: what it allows by default, and what `zstd --long=31` needs
+_LEAST_WINDOW, _MOST_WINDOW = 1 << 27, 1 << 31  # of zstd: the limit by default, and the window of `zstd --long=31`
 
 
 @contextmanager
 def unpacked(path: Path | str, hint: str = READABLE, most: int | None = None) -> Iterator[BinaryIO]:
-    """Open a file to read what it contains after decompression. `hint` is as for `reading`.
+    """Open a file to read its decompressed contents. `hint` is as for `reading`.
 
     Raises DataError, also while it is read, for a file that is damaged, was cut off, or becomes longer than `most`.
     """
@@ -52,7 +52,7 @@ def compression(head: bytes) -> str | None:
 
 
 class _Unpacked(RawIOBase):
-    """What a compressed file contains, as bytes that are decompressed when they are read."""
+    """The contents of a compressed file, decompressed as they are read."""
 
     def __init__(self, path: str, file: BinaryIO, packed: str, most: int | None) -> None:
         self._path, self._packed, self._left, self._rest = path, packed, memoryview(b""), most

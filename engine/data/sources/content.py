@@ -1,4 +1,4 @@
-"""Refuses files that are not what the config says, by their first bytes: training on them would go unnoticed."""
+"""Rejects files of another format than the config names, by their first bytes: training on them would go unnoticed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONG = re.compile(rb'(\xef\xbb\xbf)?\s*\{[ \t]*\r?\n\s*"')  # an object that is
 
 
 class Content(NamedTuple):
-    """What a file contains, as the words of a refusal."""
+    """The format of a file, with the words of its error message."""
 
     says: str
     hint: str  # how to read it; `{path}` is what to write as data.path, `{split}` and `{join}` commands of jq
@@ -62,7 +62,7 @@ _MAGIC = {
 
 
 def recognise(head: bytes) -> Content | None:
-    """Return what a file contains that begins with `head`; None for text, which may be JSON."""
+    """Return the format of a file that begins with `head`; None for text, which may be JSON."""
     found = next((content for magic, content in _MAGIC.items() if head.startswith(magic)), None)
     return found or (_BINARY if b"\0" in head[:HEAD] else None)
 
@@ -70,8 +70,8 @@ def recognise(head: bytes) -> Content | None:
 def check(head: bytes, wanted: str, path: str, root: str, arrays: bool = False) -> None:
     """Raise DataError if a file that begins with `head` is not of the format `wanted`. `root` is data.path.
 
-    `head` is of what the file contains after decompression, if the format may be compressed. For `folder` it is the
-    whole of it, because the first of its lines may be long. `arrays`: a JSON array of objects is a text, too.
+    `head` is decompressed if the format may be compressed. For `folder` it is the whole of it, because the first of its
+    lines may be long. `arrays`: a JSON array of objects is a text, too.
     """
     found = recognise(head)
     if found is not None and found.format == wanted:

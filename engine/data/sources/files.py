@@ -67,7 +67,7 @@ def find(data: schema.Data) -> list[str]:
 
 
 def check_different(paths: Sequence[str]) -> None:
-    """Raise DataError if a path is there twice: its documents would be read twice in an epoch."""
+    """Raise DataError if a path is listed twice: its documents would be read twice in an epoch."""
     seen = set[str]()
     for path in paths:
         name = path if is_url(path) else os.path.normpath(path)

@@ -89,7 +89,7 @@ class FolderBlock(Block):
 
     @property
     def files(self) -> list[str]:
-        begin = str(Path(self.root, "_"))[:-1]  # joining each path takes longer than a look at its file
+        begin = str(Path(self.root, "_"))[:-1]  # joining each path takes longer than looking up its file
         return [f"{begin}{name}" for name in self.names.split("\0") if name]
 
     @property

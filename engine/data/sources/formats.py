@@ -21,16 +21,13 @@ class Format:
     """A format of documents, and what others need to know of it.
 
     block: the class of the blocks, a dataclass of strings, integers and tuples of them (see block_files.py), which says
-        what of it names its tokens in the cache, and how its places are named for people (source.py).
-    blocks: splits the documents of a config, to be read in parallel.
-    sample: `sample(data, documents, seed)` returns blocks of about so many random documents, and the fraction of the
-        source that they contain.
-    pattern: the glob of a folder's files, unless a config sets data.pattern.
-    words: what the files contain, for messages.
-    inside: a regular expression of what follows the path in a place of a document; empty if each file is a document.
-    suffixes: of files whose format is recognised by their names.
-    files: lists the files of a config.
-    unsized: `blocks`, but files are not looked at: `data lint` reports those that cannot be read beside other faults.
+    what of it names its tokens in the cache, and how its places are named for people (source.py). blocks: splits the
+    documents of a config, to be read in parallel. sample: `sample(data, documents, seed)` returns blocks of about so
+    many random documents, and the fraction of the source that they contain. pattern: the glob of a folder's files,
+    unless a config sets data.pattern. words: what the files contain, for messages. inside: a regular expression of what
+    follows the path in a place of a document; empty if each file is a document. suffixes: of files whose format is
+    recognised by their names. files: lists the files of a config. unsized: `blocks` without opening files, so that
+    `data lint` reports unreadable files together with other faults.
     """
 
     block: type[Block]

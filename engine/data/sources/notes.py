@@ -1,4 +1,4 @@
-"""Lines about the documents of a source: what was chosen or left out, and what their lengths mean for a model."""
+"""Lines about the documents of a source: the chosen field, files that were left out, and the unit of lengths."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _BYTES_VOCABULARY = 512  # of a model for bytes, with BOS, EOS and padding, at m
 def notes(data: schema.Data, blocks: Sequence[Block], vocabulary: int | None = None) -> Iterator[str]:
     """Yield the lines about a source that was split into `blocks`; `vocabulary` is that of the model.
 
-    They say which field was chosen by the shape of the documents, how many hidden files were left out, and that bytes
-    are counted for a model with a vocabulary of its own. The first document is read for the last.
+    They report the field that the shape of the documents determines, the number of hidden files that were left out, and
+    that bytes are counted although the model has a larger vocabulary, for which the first document is read.
     """
     if line := chosen_line(blocks, data.field):
         yield line

@@ -81,7 +81,8 @@ def _decoded_bytes(part: Any) -> int:
 
 
 def _largest_value(file: BinaryIO, part: Any) -> int:
-    """Return the bytes of the largest value of a column of a row group, at most; 0 for what is not larger when decoded.
+    """Return an upper bound of the bytes of the largest value in a column of a row group; 0 if it is not larger when
+    decoded.
 
     A value of a dictionary is not larger than its page. A value that shares a prefix with the one before may have all
     bytes of the column.

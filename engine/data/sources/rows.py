@@ -35,7 +35,7 @@ class Shape(NamedTuple):
 def alpaca(row: Mapping[str, Any], place: str) -> Document:
     """Make a chat of a row of Alpaca: `instruction` and `input` are the user's, `output` the assistant's.
 
-    `history` has earlier pairs of both. Raises DataError if they are no texts.
+    `history` has earlier pairs of both. Raises DataError if they are not texts.
     """
     history = row.get("history") or []
     pairs = isinstance(history, list) and all(isinstance(one, list) and len(one) == 2 for one in history)
@@ -68,10 +68,10 @@ def answered(row: Mapping[str, Any], prompt: str, answer: str, place: str) -> Do
 def preferred(row: Mapping[str, Any], place: str) -> Document:
     """Make a document of the chosen answer of a row and its prompt. Only the answer counts in the loss.
 
-    As in TRL, texts are the answer alone, and so are messages that begin with the assistant's. Messages that begin with
+    As in TRL, texts are only the answer, as are messages that begin with the assistant's. Messages that begin with
     another role have the prompt: its messages, or the one that has its text. Raises DataError if a text begins with its
-    prompt, which may be the prompt or part of the answer, and if messages have neither form.
-    The prompt is not empty. https://huggingface.co/docs/trl/dataset_formats
+    prompt, which may be the prompt or part of the answer, and if messages have neither form. The prompt is not empty.
+    https://huggingface.co/docs/trl/dataset_formats
     """
     prompt, chosen = row[_PROMPT], row[_CHOSEN]
     if isinstance(prompt, str) and isinstance(chosen, str) and chosen.startswith(prompt):
@@ -97,7 +97,7 @@ def preferred(row: Mapping[str, Any], place: str) -> Document:
 
 
 def text_of(row: Mapping[str, Any], name: str, place: str) -> str:
-    """Return the text in a field of a row; "" if there is none. Raises DataError if it is something else."""
+    """Return the text in a field of a row; "" if there is none. Raises DataError for another type."""
     text = row.get(name)
     if text is not None and not isinstance(text, str):
         raise DataError(f"field {name!r} is not a string", key=place, hint="write a text")
@@ -159,7 +159,7 @@ def chosen_line(blocks: Sequence[Block], field: str) -> str | None:
 
 
 def fields_beside(field: str, contents: Literal["text", "ids", "chat"]) -> tuple[str, ...]:
-    """Return the names of fields that belong to a text, token ids or a chat in `field`, if they are there."""
+    """Return the names of optional fields that belong to a text, token ids or a chat in `field`."""
     if contents == "ids":
         return MASKS
     prompt = (_PROMPT,) if field == _CHOSEN else ()
@@ -169,7 +169,7 @@ def fields_beside(field: str, contents: Literal["text", "ids", "chat"]) -> tuple
 def read_lately(field: str, beside: Iterable[str], keys: Iterable[str]) -> str:
     """Return what decides the documents in `field` that the first versions did not read, with ", " between.
 
-    `beside` are the fields that are read beside it, `keys` those of its messages. It is part of the fingerprint of the
+    `beside` are the other fields that are read, `keys` those of its messages. It is part of the fingerprint of the
     documents, so that a run of such a version is not resumed with other documents.
     """
     lately = [name for name in beside if name == _PROMPT or (name in MASKS and name != LOSS_MASK)]
@@ -204,7 +204,7 @@ def row_document(row: Mapping[str, Any], field: str, place: str) -> Document:
                 hint = f"write one, or remove the row; data.field={field} reads {' and '.join(shape.fields)}"
                 raise DataError(f"has no value in field {name!r}", key=place, hint=hint)
         return shape.read(row, place)
-    # In data of preferences (DPO) an answer in `chosen` belongs to the prompt beside it; elsewhere `prompt` is not
+    # In preference data (DPO), an answer in `chosen` belongs to the `prompt` of the same row; otherwise `prompt` is not
     # read.
     value, prompt = row[field], row.get(_PROMPT)
     preference = field == _CHOSEN and prompt is not None and not (isinstance(prompt, str | list) and not prompt)

@@ -38,8 +38,8 @@ class Block(Protocol):
     """Documents that are read together, by one process. It is pickled, so it must not contain an open file.
 
     Those of the formats consist of strings, integers and tuples of them, because a run lists them as JSON. Its `repr`
-    says what is read and how, so that it can be recognised later. From `signature` on, a format with files of one
-    document each, or with places that need no look at a file, has nothing to define.
+    identifies what is read and how, so that it can be recognised later. From `signature` on, a format with files of one
+    document each, or with places that need no access to a file, has nothing to define.
     """
 
     @property
@@ -51,7 +51,7 @@ class Block(Protocol):
     def size(self) -> int:
         """The bytes that must be read for the documents, about, as of when the block was listed.
 
-        The order of documents depends on it, so it must not change with the files; nor does asking look at them.
+        The order of documents depends on it, so it must not change with the files, which are not opened for it.
         """
         ...
 
@@ -64,7 +64,7 @@ class Block(Protocol):
 
     @property
     def signature(self) -> str:
-        """What is read and how, except for what may change with the files: a part of the block's name in the cache."""
+        """Identifies what is read and how, but not the state of the files: a part of the block's name in the cache."""
         return repr(self)
 
     @property

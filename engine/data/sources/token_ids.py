@@ -1,4 +1,4 @@
-"""Documents of token ids, and the masks beside them that say which ids count in the loss.
+"""Documents of token ids, and the masks that determine which ids count in the loss.
 
 Mask and id have the same index: an id that counts is predicted from those before it. `labels` are as in transformers,
 where the model shifts them: -100, or the id itself.
@@ -17,7 +17,7 @@ from engine.errors import DataError
 from engine.units import Ints
 
 LOSS_MASK, _LABELS, _ATTENTION, _IGNORED = "loss_mask", "labels", "attention_mask", -100
-# Fields beside token ids. An id counts if all that are there say so.
+# Optional masks of token ids. An id counts unless one of them excludes it.
 MASKS = (LOSS_MASK, "assistant_masks", "assistant_mask", "completion_mask", "completion_masks", _LABELS, _ATTENTION)
 _WRITE = {
     _LABELS: "write one value per id: -100 where it does not count, else the id itself",
@@ -27,11 +27,11 @@ _ONE_EACH = "write one value per id: 1 if it counts in the loss, else 0"
 
 
 def token_document(place: str, row: Mapping[str, Any], field: str) -> Document:
-    """Make a document of the token ids in `field` of a row, without padding, and of the masks beside them.
+    """Make a document of the token ids in `field` of a row, without padding, and of its masks.
 
     Raises DataError if they are not usable.
     """
-    # All masks that the row has apply: an id counts only if each one says so.
+    # All masks of the row apply: an id counts unless one of them excludes it.
     ids = _integers(place, row[field], field)
     counted: NDArray[np.bool_] | None = None
     kept = slice(None)

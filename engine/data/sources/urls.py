@@ -1,6 +1,7 @@
 """Files behind URLs, which fsspec opens. Every failure becomes a DataError with the URL and the cause.
 
-Protocols have exceptions of their own: of requests, aiohttp, httpx, botocore, and of libraries that are not known here.
+Protocols have different exceptions: those of requests, aiohttp, httpx, botocore, and of libraries that are unknown
+here.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def is_url(path: Path | str) -> bool:
 
 
 def kind_of_url(url: str) -> Literal["folder", "file", "missing"]:
-    """Return what a URL refers to. Raises DataError if that cannot be determined."""
+    """Return whether a URL refers to a file or a folder. Raises DataError if that cannot be determined."""
     system, inside = _file_system(url)
     is_http = url.startswith(("http://", "https://"))
     if is_http and url.endswith("/"):
@@ -66,7 +67,7 @@ def stamp_of_url(url: str) -> str:
 
 
 class _Remote(RawIOBase):
-    """A file of fsspec. What the library of its protocol raises becomes a DataError."""
+    """A file of fsspec. Errors of the library of its protocol become DataError."""
 
     def __init__(self, url: str, file: Any) -> None:
         self._url, self._file = url, file
@@ -110,6 +111,6 @@ def _file_system(url: str) -> tuple[Any, str]:
     with _reported(url):
         try:
             return cast("tuple[Any, str]", core.url_to_fs(url))
-        except (ImportError, ValueError) as error:  # the library of a protocol is missing, or there is no such protocol
+        except (ImportError, ValueError) as error:  # the library of the protocol is missing, or the protocol is unknown
             hint = "install what it names, or copy the files into a local folder"
             raise DataError(f"cannot be opened: {error}", key=url, hint=hint) from error

@@ -1,10 +1,10 @@
 """Chats as tokens: the text of a chat template, whose special tokens count as such, and a mask of what is trained on.
 
-Only what the assistant says counts in the loss, including the token that ends its turn; prompts and headers do not. A
-token that lies across a border counts.
+Only messages of the assistant count in the loss, including the token that ends each turn; prompts and headers do not. A
+token that crosses the boundary of a message counts.
 
-Special tokens come from the template alone: a message that contains the text of one is refused, since the template puts
-all into one text before it is encoded. Tokens that the tokenizer has added but does not call special, such as
+Special tokens come from the template alone: a message that contains the text of one is rejected, since the template
+puts all into one text before it is encoded. Tokens that the tokenizer has added but does not call special, such as
 `<think>` in many, are ordinary vocabulary, as in texts.
 """
 
@@ -69,8 +69,8 @@ class Chats:
         """Return the ids of a chat, int32 [n], and which count as labels, bool [n]; see `Tokenizer.chat`."""
         from engine.data.tokenizers.template import Rendered, render  # jinja2, which texts do not need
 
-        # Text with a special token is refused before rendering: afterwards it could not be told from the template's own
-        # tokens.
+        # Text with a special token is rejected before rendering: afterwards it could not be distinguished from the
+        # template's own tokens.
         named = [*((f"messages[{number}]", one) for number, one in enumerate(messages)), ("tools", tools)]
         strings = [(name, text) for name, value in named for text in _strings(value)]
         for name, text in strings:
@@ -104,8 +104,8 @@ class Chats:
             first = int(np.searchsorted(characters[:, 1], start, side="right"))
             last = int(np.searchsorted(characters[:, 0], stop, side="left"))
             ends = np.flatnonzero(special[first:last])
-            # A template that does not say so itself often writes a line break after the token that ends the turn, which
-            # a model never writes: it stops there.
+            # A template without marks often writes a line break after the token that ends the turn. A model never
+            # generates it, because it stops at that token.
             if len(ends) and not rendered.marked:
                 end = first + int(ends[-1]) + 1
                 last = last if rendered.text[int(characters[end - 1, 1]) : stop].strip() else end
@@ -114,7 +114,7 @@ class Chats:
 
     @cached_property
     def end_of_turn(self) -> int | None:
-        """The special token with which the template ends what the assistant says; None if there is none."""
+        """The special token with which the template ends the assistant's messages; None if it uses none."""
         try:
             said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": _ANSWER}]
             ids, mask = self.encode(said, None, None)
@@ -127,7 +127,7 @@ class Chats:
 
     @property
     def content(self) -> bytes:
-        """What decides the ids, besides the codec."""
+        """The properties that determine the ids, besides the codec."""
         return json.dumps([self.templates, self.variables], sort_keys=True).encode()
 
     @cached_property

@@ -3,7 +3,7 @@
 Note: [special tokens in text]. The library finds added tokens in any text. `encode_special_tokens` switches that off
 for special ones; others, such as runs of spaces, are ordinary vocabulary and stay. It does not reach the model: one
 with "</s>" in its vocabulary (Unigram, word level) still encodes that text as the special id. So ids are checked, and a
-document with such a text is refused. The texts of chat templates contain special tokens: there the option is off.
+document with such a text is rejected. The texts of chat templates contain special tokens: there the option is off.
 
 Time grows about linearly, also for runs without spaces (1M letters: .6 s). Memory is large: about 420 bytes a token
 while a document is encoded, almost 1 GB for 2M tokens. `encode_batch_fast` leaves out offsets; `encode` takes 530 bytes
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     import tokenizers
 
 _MOST_GROWTH = 16
-_SHORT = 64  # bytes that stand for a character or in front of a text; NFKC makes 18 characters of one
+_SHORT = 64  # bytes that replace a character or are put before a text; NFKC turns one character into 18
 
 
 class HuggingFaceCodec:
-    """`special` [vocabulary] says which ids must not come from a text."""
+    """`special` [vocabulary] is true for ids that must not come from a text."""
 
     def __init__(self, model: tokenizers.Tokenizer, special: set[int], vocabulary: int) -> None:
         self._model = model
@@ -83,7 +83,7 @@ def load(path: Path, content: bytes, data: dict[str, Any]) -> Loaded:
     """Open a tokenizer.json, given as bytes and as parsed JSON, with the tokenizer_config.json beside it if it exists.
 
     BOS and EOS are those that tokenizer_config.json names, else those that the post-processor adds. BOS is added if
-    `add_bos_token` says so; without that key, if the post-processor adds a token in front. Raises DataError.
+    `add_bos_token` is true; without that key, if the post-processor adds a token at the beginning. Raises DataError.
 
     Sets TOKENIZERS_PARALLELISM=false unless it is set: the library would start a thread per core for single texts too.
     """
@@ -122,7 +122,7 @@ def load(path: Path, content: bytes, data: dict[str, Any]) -> Loaded:
 
     # Ids that a text must never have (Note: [special tokens in text]).
     special = {token for token, added in model.get_added_tokens_decoder().items() if added.special}
-    special.discard(_unknown(data["model"], model))  # ordinary text may contain what is unknown
+    special.discard(_unknown(data["model"], model))  # ordinary text may contain unknown tokens
     special |= {token for token in (bos, eos) if token is not None}
     vocabulary = max(model.get_vocab(with_added_tokens=True).values(), default=0) + 1
     if vocabulary > MOST_TOKENS:
@@ -154,7 +154,7 @@ def _growth(part: Any) -> float:
     elif kind == "Prepend":
         found = len(str(part.get("prepend", ""))) / _SHORT
     elif kind == "Precompiled":
-        with suppress(ValueError, TypeError):  # the library refuses what is not base64
+        with suppress(ValueError, TypeError):  # the library rejects invalid base64
             table = b64decode(part["precompiled_charsmap"])
             # The size of a trie, the trie, and the texts that characters become, with a zero after each.
             texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")

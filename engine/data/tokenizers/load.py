@@ -75,7 +75,7 @@ def tokenizer_file(path_or_name: str) -> Path | None:
 
 
 def recognise(path: Path, content: bytes) -> tuple[Kind, dict[str, Any]]:
-    """Return the kind of the tokenizer in a file, and its JSON if it is one. Raises DataError if it is no tokenizer."""
+    """Return the kind of the tokenizer in a file, and its JSON, if any. Raises DataError if it is not a tokenizer."""
     if content[:100].lstrip().startswith(b"{"):
         data = parse_object(content, str(path), hint="copy the file again")
         if isinstance(data.get("model"), dict):

@@ -1,7 +1,7 @@
-r"""Renders chats with the chat templates of Hugging Face's tokenizers, and finds what the assistant says in the text.
+r"""Renders chats with the chat templates of Hugging Face's tokenizers, and finds the assistant's messages in the text.
 
-A template may mark that itself, with `{% generation %}` blocks. For others, what it writes for the messages before one
-of the assistant (with the prompt for its answer), and through it, are compared with the whole:
+A template may mark them with `{% generation %}` blocks. For a template without marks, the text up to a message of the
+assistant (with the prompt for its answer), and the text through it, are compared with the whole:
 
 ```
  whole     <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\n ...
@@ -10,9 +10,9 @@ of the assistant (with the prompt for its answer), and through it, are compared 
                                                                   ---------------    counts, without the last line break
 ```
 
-Templates are code of others, which runs in Jinja's sandbox, in a process of limited memory and time (`render` is called
-through engine/data/confined.py), with the helpers that transformers gives them (source:
-transformers/utils/chat_template_utils.py). One differs, see `_today`.
+Templates are code from others. They run in Jinja's sandbox, in a process with limits on memory and time (`render` is
+called through engine/data/confined.py), with the helpers that transformers provides (source:
+transformers/utils/chat_template_utils.py). One helper differs, see `_today`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Spans = list[tuple[int, int]]  # first character, and the one after the last
 START, STOP = "\ufdd0", "\ufdd1"  # around what a `{% generation %}` block writes; no text has these noncharacters
 _LONGEST, _GROWTH = 1 << 20, 16  # characters that a template may write, and for each one of the chat and its own
 _SAID = 500  # characters of a message
-_DAY = date(2024, 7, 26)  # what Llama 3's templates write without a clock
+_DAY = date(2024, 7, 26)  # the date that Llama 3's templates write without a clock
 _REWRITTEN = "the chat template writes messages[:{}] differently when others follow"
 _OTHER_PROMPT = "the prompt for messages[{}] is not what the chat template writes before the answer"
 _PROMPT = "make both the same in the template, or mark what the assistant says there with {% generation %}"
@@ -48,7 +48,7 @@ class Rendered(NamedTuple):
     """A chat as a text."""
 
     text: str
-    spans: Spans  # what the assistant says, with what ends its turns
+    spans: Spans  # the assistant's messages, with the ends of their turns
     marked: bool  # by the template itself, so that the spans are exact
 
 
@@ -79,12 +79,12 @@ def render(
 ) -> Rendered:
     """Render a chat with a template. `variables` are the names of special tokens, such as `bos_token`.
 
-    The spans are those of the messages that are `trained`; None: all that the assistant says. Raises DataError, without
-    the document's name, if the template cannot be applied, leaves out the tools or what the assistant says, or gives no
-    way to find that.
+    The spans are those of the messages that are `trained`; None: all of the assistant. Raises DataError, without the
+    document's name, if the template cannot be applied, leaves out the tools or an answer, or if the answers cannot be
+    located.
     """
     compiled = _compiled(source)
-    # A template is a program of another author, which may write without end.
+    # A template is code from others, and may write without end.
     most = _LONGEST + _GROWTH * (len(source) + len(json.dumps([messages, tools], default=str)))
     if tools and "tools" not in compiled.names:
         raise DataError("has tools, which the chat template does not use", hint="remove them, or change the template")
@@ -131,7 +131,7 @@ def render(
             )
         start = len(before)
         if "add_generation_prompt" not in compiled.names:
-            # Nothing says where a header ends, as in `<|assistant|>\nHello`. Mistral's templates have none.
+            # Nothing marks the end of a header, as in `<|assistant|>\nHello`. Mistral's templates have no headers.
             found = max(through.find(content, start), through.find(content.strip(), start))
             start = found if through[start:found].strip() else start
         rendered.spans.append((start, len(through)))
@@ -199,10 +199,10 @@ def _to_json(
 
 
 def _raise(message: str) -> NoReturn:
-    """Refuse a chat, for templates."""
+    """Raise an error in a template: `raise_exception`."""
     raise jinja2.TemplateError(message)
 
 
 def _today(pattern: str) -> str:
-    """The date of today, for templates: always the same day, or a chat would get other tokens tomorrow."""
+    """The date of today, for templates: always the same day, so that the tokens of a chat do not depend on the date."""
     return _DAY.strftime(pattern)

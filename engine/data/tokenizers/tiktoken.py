@@ -12,7 +12,7 @@ that matches more than one white-space character from the start of a run. So of 
     x[          ]     all of it is one piece at the end of the text
     x[          ]\n   it is one piece with the line breaks that follow, found without a stack
 
-and encoding that piece by itself, between the texts before and after it, gives the same ids.
+and encoding that piece separately from the texts before and after it gives the same ids.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _WHITE = "\t\v\f \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\
 
 
 class TiktokenCodec:
-    """A tiktoken encoding. Runs of `longest` white-space characters and more may be encoded by themselves."""
+    """A tiktoken encoding. Runs of at least `longest` white-space characters may be encoded separately."""
 
     def __init__(self, encoding: tiktoken.Encoding, longest: int = 500_000) -> None:
         self._encoding = encoding
@@ -85,7 +85,7 @@ class TiktokenCodec:
 
 
 def white_pieces(text: str, longest: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of white space that is one piece by itself, for every run of at least `longest` characters.
+    """Yield (start, stop) of white space that is one separate piece, for every run of at least `longest` characters.
 
     See Note: [long runs of white space]. Such a run has a character at a multiple of `longest`: only those are tested.
     """
@@ -100,7 +100,7 @@ def white_pieces(text: str, longest: int) -> Iterator[tuple[int, int]]:
 
 
 def load_llama3(path: Path, content: bytes) -> Loaded:
-    """Open Llama 3's tokenizer.model: lines of a token in base64, a space, its rank. Refuses other tiktoken files."""
+    """Open Llama 3's tokenizer.model: lines of a token in base64, a space, its rank. Rejects other tiktoken files."""
     import tiktoken
 
     if sha256(content).hexdigest() != LLAMA3_SHA256:

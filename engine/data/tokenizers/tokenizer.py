@@ -1,7 +1,7 @@
 """What all tokenizers offer, and what decides the ids of a document.
 
 Special tokens enter a document as its first and last id, or from a chat template, alone. Text that reads like one, such
-as "<s>", is never encoded as the special token: it is ordinary text, or the document is refused if the library cannot
+as "<s>", is never encoded as the special token: it is ordinary text, or the document is rejected if the library cannot
 treat it so.
 """
 
@@ -44,11 +44,11 @@ class ChatEncoder(Protocol):
 
     @property
     def end_of_turn(self) -> int | None:
-        """The special token with which the template ends what the assistant says; None if there is none."""
+        """The special token with which the template ends the assistant's messages; None if it uses none."""
 
     @property
     def content(self) -> bytes:
-        """What decides the ids, besides the codec."""
+        """The properties that determine the ids, besides the codec."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,9 @@ class Tokenizer:
 
         The tokenizer's chat template makes one text of the messages, dicts with `role`, `content` and what else the
         template uses, and of the tools that the assistant may call. BOS and EOS are those of the template alone. Only
-        what the assistant says counts, including the token that ends its turn, and of that only the messages that are
-        `trained`. Raises DataError, without the document's name, if the tokenizer has no template, or the chat cannot
-        be encoded with it; see `template.render`.
+        the assistant's messages that are `trained` count, including the tokens that end their turns. Raises DataError,
+        without the document's name, if the tokenizer has no template, or the chat cannot be encoded with it; see
+        `template.render`.
         """
         if self.chats is None:
             hint = "set data.tokenizer to a Hugging Face folder with tokenizer.json and a chat template"
@@ -122,11 +122,11 @@ class Tokenizer:
 
     @property
     def end_of_turn(self) -> int | None:
-        """The special token with which the chat template ends what the assistant says; None if there is none."""
+        """The special token with which the chat template ends the assistant's messages; None if it uses none."""
         return None if self.chats is None else self.chats.end_of_turn
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
-        """Return ids as text to look at. Special tokens appear by name or not at all, invalid UTF-8 as U+FFFD."""
+        """Return ids as text for display. Special tokens appear by name or not at all, invalid UTF-8 as U+FFFD."""
         return self.codec.decode(np.asarray(ids).tolist())
 
 
@@ -153,11 +153,11 @@ def _chosen(name: str, wish: bool | None, token: int | None, adds: bool, place: 
 
 
 def as_text(text: str | bytes) -> str:
-    """Return a text as str. Raises DataError if it is not UTF-8: the libraries would replace what is not, or fail."""
+    """Return a text as str. Raises DataError if it is not UTF-8: the libraries would replace invalid bytes, or fail."""
     try:
         if isinstance(text, bytes):
             return text.decode("utf-8")
-        text.encode("utf-8")  # refuses lone surrogates
+        text.encode("utf-8")  # rejects unpaired surrogates
         return text
     except UnicodeError as error:
         unit = "byte" if isinstance(error, UnicodeDecodeError) else "character"
@@ -167,7 +167,7 @@ def as_text(text: str | bytes) -> str:
 
 @contextmanager
 def _panics() -> Iterator[None]:
-    """Turn a panic of a library in Rust, which is no Exception, into a DataError.
+    """Turn a panic of a Rust library, which is not an Exception, into a DataError.
 
     Libraries panic if a regular expression of the tokenizer's file backtracks too often.
     """
