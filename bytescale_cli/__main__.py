@@ -2,7 +2,7 @@
 
 import sys
 
-# Python looks for modules in the working directory first, where the user may have an `engine` or `typing` of their own.
+# Python looks for modules in the working directory first, where a user may have another `engine` or `typing`.
 first = None if getattr(sys.flags, "safe_path", False) else sys.path.pop(0)
 
 from pathlib import Path  # noqa: E402

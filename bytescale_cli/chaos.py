@@ -41,7 +41,7 @@ def chaos(
     its connections to other ranks). corrupt-checkpoint flips a bit of the newest checkpoint; fill-disk fills the disk
     of the run folder.
     """
-    # Every flag has a default, so only flags that were typed can be refused as those of another fault.
+    # Every flag has a default, so only flags on the command line can be rejected as those of another fault.
     for flag, takers in _TAKERS.items():
         source = context.get_parameter_source(flag)
         if source is not None and source.name == "COMMANDLINE" and fault not in takers:

@@ -19,7 +19,7 @@ SHELLS = {"bash": "bash.sh", "zsh": "zsh.zsh", "fish": "fish.fish"}
 PLANNERS = "A,B"  # the metavar of a list of planners
 _PATHS = ("FILE", "DIR", "FOLDER", "PATH", "RUN", "CHECKPOINT", "HF_FOLDER", "PREFIX")  # metavars
 
-Candidate = tuple[str, str]  # a word, and what it is; a word that ends with = or / is not complete yet
+Candidate = tuple[str, str]  # a word and its description; a word that ends with = or / is not complete yet
 
 
 def completion(
@@ -31,7 +31,7 @@ def completion(
 ) -> None:
     """Print a script that completes commands, keys and values.
 
-    Its first lines say how to load it. For bash: source <(bytescale completion bash)
+    Its first lines describe how to load it. For bash: source <(bytescale completion bash)
     """
     from importlib import resources  # slow to import
 
@@ -45,7 +45,7 @@ def print_candidates(
     words: Annotated[list[str] | None, typer.Argument(metavar="WORD", help="All words; the last is completed.")] = None,
     line: Annotated[str | None, typer.Option("--line", help="The command line up to the cursor, instead.")] = None,
 ) -> None:
-    """Print what the last word can become: a line per candidate, with what it is after a tab."""
+    """Print what the last word can become: a line per candidate, with its description after a tab."""
     *before, current = (split(line)[1:] or [""]) if line is not None else (words or [""])
     root = context.find_root().command
     lines = [f"{word}\t{about}" for word, about in candidates(root, before, current)]
@@ -111,7 +111,7 @@ def _flags(command: Any, current: str) -> Iterator[Candidate]:
 
 
 def _of(metavar: str | None, current: str) -> Iterator[Candidate]:
-    """Yield the values that a metavar stands for, such as `auto|never|PATH`. Unknown ones, such as N, have none."""
+    """Yield the values of a metavar, such as `auto|never|PATH`. Unknown ones, such as N, have none."""
     from engine.control.chaos import FAULTS
     from engine.control.progress import MOMENTS, PHASES
 

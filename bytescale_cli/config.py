@@ -39,7 +39,7 @@ def show(
         from engine.config.keys import leaf_of
 
         answer["origin"] = places = places_of(config, chosen(with_config(overrides, config_file), quiet=True))
-        # Keys of a source that are not set have no place of their own, only that of data.sources.
+        # Keys of a source that are not set have no separate place, only that of data.sources.
         shown = {key: places.get(key) or places[leaf_of(key)] for key in flat(values)}
         rows = [[key, json_text.dumps(value), shown[key]] for key, value in flat(values).items()]
         text = output.table(["key", "value", "set by"], rows)
@@ -89,7 +89,7 @@ def help_(
 
 
 def _explained(key: Key) -> str:
-    """Format a key: its name, and below it what it means, its type, an example of a list, and its default."""
+    """Format a key: its name, and below it its meaning, its type, an example of a list, and its default."""
     default = f"{key.default_text}, set by {key.set_by}" if key.set_by else key.default_text
     example = f"for example {key.example}" if key.example else None
     facts = [key.about, key.kind, example, f"default in the quickstart: {default}"]

@@ -103,7 +103,7 @@ def lint(
     """Find faults in the documents of a config.
 
     Reads all of them: broken ones, encodings, ids, copies, lengths. docs/data.md lists the codes of findings. The exit
-    code is 4 if training would refuse a document or a file (L01 to L05), or if there is nothing to train on, else 0.
+    code is 4 if training would reject a document or a file (L01 to L05), or if nothing can be trained on, else 0.
     """
     _check(workers, "--workers", 8)
     _check(examples, "--examples", 20)
@@ -166,7 +166,7 @@ def _check(number: int | None, flag: str, example: int) -> None:
 
 
 def _progress() -> Callable[[int, int], None]:
-    """Return a function that says how many blocks are done, every 5 seconds."""
+    """Return a function that reports the number of finished blocks every 5 seconds."""
     shown = time.monotonic()
 
     def progress(done: int, total: int) -> None:

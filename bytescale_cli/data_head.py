@@ -61,7 +61,7 @@ def head(
     from engine.data.overview import Corpora
     from engine.data.steps import Cursor
 
-    # The config of the run names its documents, so other overrides are refused instead of ignored.
+    # The config of the run names its documents, so other overrides are rejected instead of ignored.
     if run is not None:
         if given := [*(overrides or []), *([f"--config {config_file}"] if config_file else [])]:
             raise ConfigError("has a config of its own", key="--run", hint=f"leave out {given[0]}")
@@ -107,12 +107,12 @@ def _describe(one: Shown) -> str:
 
 
 def _visible(text: str) -> str:
-    """Replace control characters, with which a document could change what the terminal shows."""
+    """Replace control characters, which could change the output of the terminal."""
     return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
 
 
 def _progress() -> Callable[[int, int], None]:
-    """Return a function that says which step has been computed, every 5 seconds."""
+    """Return a function that reports the last computed step every 5 seconds."""
     shown = time.monotonic()
 
     def progress(done: int, wanted: int) -> None:

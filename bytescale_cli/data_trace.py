@@ -35,8 +35,8 @@ def trace(
 ) -> None:
     """Show the documents of a step, or the steps of a document.
 
-    A line is shown for each sequence: a document, or a piece of one. Its place is in the files as they are now; a
-    document whose content has changed since then is marked.
+    A line is shown for each sequence: a document, or a piece of one. Its place refers to the present files; a document
+    whose content has changed since then is marked.
     """
     if sequences < 1:
         raise ConfigError(f"must be at least 1, not {sequences}", key="--sequences", hint="for example --sequences 8")
@@ -53,7 +53,7 @@ def trace(
         title = f"step {step}"
     else:
         found, reason = history.trace_document(document)
-        # The number of finished steps says how much was searched. Old files of the ledger may have been removed.
+        # The number of finished steps shows how much was searched. Old files of the ledger may have been removed.
         steps = len({one.step for one in found})
         finished = f"{counted(history.finished, 'step')} of the run"
         title = f"{document} was in {steps:,} of {finished}" if found else f"{document} was in none of {finished}"
@@ -74,7 +74,7 @@ def trace(
 
 
 def _lines(found: list[Traced], most: int) -> list[str]:
-    """Format the first `most` sequences as a table, with the problems of their documents, and say how to see others."""
+    """Format the first `most` sequences as a table, with the problems of their documents, and how to show others."""
     if not found:
         return []
     rows = [

@@ -71,7 +71,7 @@ def doctor(
 
 
 def _text(checks: Sequence[Check]) -> str:
-    """Format a table for each section. Of hosts, only what is not ok has a row, and each host one with a summary."""
+    """Format a table for each section. For hosts, only failed checks have a row; each host has one with a summary."""
     from engine.config.units import counted
 
     parts = []

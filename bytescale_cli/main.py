@@ -115,7 +115,7 @@ def built(*, outline: bool) -> Any:
     if not outline:
         whole = typer.main.get_command(app)
         for one in _with_subcommands(whole):
-            for parameter in one.params:  # beside KEY=VALUE, Python's type of it, `<list[str]>`, says nothing
+            for parameter in one.params:  # next to KEY=VALUE, Python's type, `<list[str]>`, adds no information
                 if parameter.param_type_name == "argument":
                     parameter.display_type_rich = lambda ctx: None
         return whole

@@ -145,7 +145,7 @@ def whole_number(text: str) -> int:
 
 
 def say_toys(config: Config, *parts: Part) -> None:
-    """Print one line if parts of the config are defaults that serve to try commands out; see `toys`."""
+    """Print one line if parts of the config are placeholder defaults; see `toys`."""
     from engine.config.explain.toys import toys
 
     if line := toys(config, *parts):
@@ -209,7 +209,7 @@ def with_aliases(overrides: Sequence[str], flags: Mapping[tuple[str, str], str |
 
 
 def with_config(overrides: Sequence[str] | None, file: str | None) -> list[str]:
-    """Append the override that `--config FILE` stands for: recipe=FILE, written as a path."""
+    """Append the override of `--config FILE`: recipe=FILE, written as a path."""
     from engine.config.tree import is_path
 
     path = file if file is None or is_path(file) else f"./{file}"
@@ -219,7 +219,7 @@ def with_config(overrides: Sequence[str] | None, file: str | None) -> list[str]:
 def chosen(given: list[str], quiet: bool = False, of_job: bool = False) -> list[str]:
     """Add the overrides for the format of documents that overrides do not name; see engine.data.choose.with_format.
 
-    A line says what was chosen, unless `quiet`.
+    A line reports the choice, unless `quiet`.
     """
     from engine.config.named import names_path_alone
 

@@ -135,7 +135,7 @@ def table(
 ) -> str:
     """Format rows under their column names; `right` aligns all columns but the first to the right.
 
-    `width` is the one to fit where stdout is no terminal; by default lines there are as long as they need to be.
+    `width` applies if stdout is not a terminal; by default, lines are then not wrapped.
 
     No cell is ever cut. A table that is wider than the terminal takes the first of these forms that fits: the last
     column is wrapped between words; the last column is below each row; each row is a list of names and values. The

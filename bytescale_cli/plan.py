@@ -158,7 +158,7 @@ def _without_offload(plan: StepPlan, settings: PlanSettings) -> dict[str, Any] |
 def _offload(job: Job, found: list[dict[str, Any]]) -> list[str]:
     """Describe the step that offloads the most: how much goes to the host, and what would change without offload.
 
-    `found` contains the facts (simulator/facts.py) of each step. If no step offloads, one line says so.
+    `found` contains the facts (simulator/facts.py) of each step. If no step offloads, one line reports it.
     """
     from engine.config.units import format_bytes
 

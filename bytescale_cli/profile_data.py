@@ -83,8 +83,8 @@ def profile_data(
     with config_as_typed(config_file), _progress() as progress:
         given = chosen(with_config(overrides, config_file))
         say = about_documents(given)
-        # Without a recipe, the longest document chooses one. A recipe without documents has lengths of its own; a line
-        # says so, because a user may expect figures of other documents.
+        # Without a recipe, the longest document determines one. A recipe without documents has other lengths, which a
+        # line reports, because a user may expect those of documents.
         if is_without_recipe(given):
             config, sources = scaled(given, sample, progress, say)
         else:
@@ -189,7 +189,7 @@ def length_table(data: Mapping[str, Any]) -> str:
 def _advice(data: dict[str, Any], planned: list[dict[str, Any]], job: Job) -> str:
     """Format the suggested capacity, and a table that compares each planner's plan of one step at that capacity.
 
-    If no capacity is suggested, says why nothing fits. There is no table if `planned` is empty.
+    If no capacity is suggested, the text explains why nothing fits. There is no table if `planned` is empty.
     """
     from engine.config.units import counted, format_count
     from engine.report.words import NAMES, PLANNER_FACTS, cell

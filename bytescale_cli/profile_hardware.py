@@ -24,7 +24,8 @@ def profile_hardware(
     debug: Debug = False,
 ) -> None:
     """Measure this machine and write its calibration. Use it with cluster.calibration=FILE. Takes 1 to 3 minutes."""
-    # The config must name a calibration if the cluster has no data sheet. This command writes it, so any name will do.
+    # The config must name a calibration if the cluster has no data sheet. This command writes it, so any name is valid
+    # here.
     config = loaded([*(overrides or []), "cluster.calibration=being-measured"], config_file)
     path = writable(out, "--out")
 
@@ -61,8 +62,8 @@ def payload(found: Profile) -> dict[str, Any]:
     """Build the JSON result: every calibration term, the spread of the timings, and the fit of the cost model.
 
     The fit is the measured and the predicted time of each micro-batch, and the median and the largest error. `nominal`
-    names the terms that were not measured. `shape_build_s` is what the first attention call with a shape adds.
-    On a GPU, `measured` has the micro-batches that are used, and `launch_bound` the others with their times
+    names the terms that were not measured. `shape_build_s` is the additional time of the first attention call with a
+    shape. On a GPU, `measured` has the micro-batches that are used, and `launch_bound` the others with their times
     (`engine.hardware.fit.split_launch_bound`).
     """
     from engine.hardware.terms import nominal_terms

@@ -30,7 +30,7 @@ def progress(steps: int | None) -> Iterator[tuple[Callable[[str], None], OnStep]
 
     console = Console(stderr=True)
     bar = Progress(TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), console=console)
-    task, below = bar.add_task("", total=steps), Text("starting the ranks")  # beside the bar it would be cut off
+    task, below = bar.add_task("", total=steps), Text("starting the ranks")  # next to the bar it would be cut off
     with Live(Group(bar, below), console=console):
 
         def on_step(line: Mapping[str, Any]) -> None:
@@ -43,7 +43,7 @@ def progress(steps: int | None) -> Iterator[tuple[Callable[[str], None], OnStep]
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Show what a command is doing while it takes long, with the seconds, on a terminal only."""
+    """Show the activity of a slow command and its seconds, on a terminal only."""
     if not is_live(sys.stderr):
         yield
         return

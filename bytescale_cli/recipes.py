@@ -30,7 +30,7 @@ def list_(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the packaged recipes, or the recipes in a folder of your own."""
+    """List the packaged recipes, or the recipes in a folder."""
     from engine.config import tree
 
     if folder is None:
@@ -86,7 +86,7 @@ def copy(
 def _by_status(abouts: Mapping[str, str]) -> dict[str, list[tuple[str, str]]]:
     """Group descriptions by name, {name: text}, by their second sentence, if several have it: {status: [(name, text)]}.
 
-    The texts are then without it. Those of no group come first, under an empty one.
+    The texts then exclude it. Recipes without a group come first, under an empty name.
     """
     parts = {name: text.split(". ", 2) for name, text in abouts.items()}
     seconds = Counter(words[1].rstrip(".") for words in parts.values() if len(words) > 1)

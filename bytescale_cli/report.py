@@ -28,8 +28,8 @@ def report(
 ) -> None:
     """Write an HTML page of a run, or one that compares runs.
 
-    The page of a run has its metrics, one measured step, and what was run where. A comparison says which run
-    is how many times as fast, and has the losses and where the configs differ.
+    The page of a run has its metrics, one measured step, its hosts and versions. A comparison has the ratio of speeds,
+    the losses, and the differences between the configs.
     """
     check_named_once(runs)
     timeline = trace_path(trace)
@@ -37,14 +37,14 @@ def report(
     from engine.run.status import config_of
 
     for run in runs:
-        config_of(run)  # before anything is written next to what is no run
+        config_of(run)  # before anything is written next to a folder that is not a run
     page = plot_path(out, "--out") or writable(str(default), None, hint="choose another file with --out FILE")
     from engine.report.comparison_page import comparison_page
     from engine.report.run import read_run
     from engine.report.run_page import run_page
 
     found = [read_run(run, output.say) for run in runs]
-    # Folders with equal names are told apart by their paths.
+    # Paths distinguish folders with equal names.
     names = [run.name for run in found]
     if len(set(names)) < len(names):
         names = list(map(str, runs))

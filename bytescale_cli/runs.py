@@ -1,4 +1,4 @@
-"""`bytescale runs`: lists runs, shows how far they are and what their ranks said, and compares them."""
+"""`bytescale runs`: lists runs, shows their state and the logs of their ranks, and compares them."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def compare(
     steps = [(read_metrics(one.metrics), [start.step for start in read_launches(one.launches)]) for one in folders]
     speed = faster(steps, [config.planner.name for config in configs])
     step, then = losses(runs)
-    # Folders may have equal names, such as a/run and b/run. Then their paths tell them apart.
+    # Folders may have equal names, such as a/run and b/run. Then their paths distinguish them.
     names = [run.name for run in runs] if len({run.name for run in runs}) == len(runs) else list(map(str, runs))
     rows = [_row(name, one) for name, one in zip(names, found, strict=True)]
     common = f"loss at step {step}"

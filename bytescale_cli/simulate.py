@@ -241,7 +241,7 @@ def _hollow(config: Config, runs: list[Run]) -> list[Hollow]:
 
 
 def _tuned_static(job: Job, lengths: list[Ints]) -> tuple[PlanSettings | None, Run]:
-    """The settings at which static is the fastest, and what the search says of them, as JSON; None if nothing fits."""
+    """The settings at which static is the fastest, and facts of the search, as JSON; None if nothing fits."""
     import time
 
     from engine.fit.suggestions import as_overrides
@@ -260,7 +260,8 @@ def _tuned_static(job: Job, lengths: list[Ints]) -> tuple[PlanSettings | None, R
 def _compare_offload(runs: list[Run], first: list[str]) -> None:
     """If offload.ratio is swept, add `offload_gain` to each run: its speed-up over the same run at the first ratio.
 
-    The gain is None if the run at the first ratio failed. `first` contains that ratio, or nothing without such a sweep.
+    The gain is None if the run at the first ratio failed. `first` contains that ratio; it is empty without such a
+    sweep.
     """
     base: dict[tuple[str, str], float] = {}
     for run in runs if first else ():
@@ -274,13 +275,14 @@ def _compare_offload(runs: list[Run], first: list[str]) -> None:
 def _text(runs: list[Run], tune: str) -> str:
     """Format the tables of all runs, the legend of their columns, and the sources of their lengths.
 
-    Where static at its best settings is the fastest, a line says so, and `tune`, the command that searches others.
+    If static at its best settings is the fastest, a line reports it, with `tune`, the command that searches other
+    settings.
     """
     from engine.config.schema import BASELINE
     from engine.config.units import counted
     from engine.report.headline import slower
 
-    # Ranks of static at its best settings, which may have other degrees, are said with these.
+    # Static at its best settings may have other degrees; its ranks are shown with these settings.
     varying = [name for name in _WORLD if len({run[name] for run in runs if not run["tuned"]}) > 1]
     common = [f"{name} {output.number(runs[0][name])}" for name in _WORLD if name not in varying]
     keys = ["planner", *(["sweep"] if "sweep" in runs[0] else []), *varying]
@@ -301,7 +303,8 @@ def _text(runs: list[Run], tune: str) -> str:
             where = f" of {run['sweep']}" if "sweep" in run else ""
             state = "" if run["complete"] else f", incomplete: {run['left']:,} of {run['tried']:,} not simulated"
             legend.append(f"{run['label']}{where}: {run['set']} ({counted(run['ranks'], 'HDP rank')}){state}")
-    # For each point of a sweep, a line says so if the fixed mesh at its best settings beats every other planner.
+    # For each point of a sweep, a line reports if the fixed mesh at its best settings is faster than every other
+    # planner.
     for sweep in dict.fromkeys(run.get("sweep") for run in runs):
         here = sorted((run for run in runs if run.get("sweep") == sweep), key=lambda run: float(run["step_s"]))
         fastest = next((run for run in here if run["planner"] != BASELINE), None)

@@ -1,4 +1,4 @@
-"""What a stream's terminal can show: its width, colours, and lines that fit."""
+"""Properties of a stream's terminal: its width, colours, and lines that fit."""
 
 from __future__ import annotations
 

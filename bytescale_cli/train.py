@@ -89,13 +89,13 @@ def train(
     if not given and resume == "auto" and not dry_run:
         hint = "`bytescale train recipe=quickstart` trains a small model here; `bytescale recipes list` shows all"
         raise ConfigError("no recipe is named", key="recipe", hint=hint)
-    # A run folder after `--resume` stands for its config and for `run.out`.
+    # A run folder after `--resume` sets the config and `run.out`.
     named = resume
     given, resume = _continued(given, resume)
     note: str | None = None
     with config_as_typed(config_file), named_as_typed(aliases), ExitStack() as claim:
         place = joined(os.environ, terminal=os.isatty(0)) if launcher in (None, "slurm") else None
-        # The processes of a launcher must agree on the folder, and a job that is queued again must find it again.
+        # The processes of a launcher must agree on the folder, and a requeued job must find it again.
         of_job = place is not None or "SLURM_JOB_ID" in os.environ
         with _silent_unless_first(place), _of_run(Path(named)):
             given = chosen(given, quiet=bool(place and not place.first), of_job=of_job)
@@ -107,8 +107,8 @@ def train(
             from engine.launch.schedulers.join import take_part
 
             sys.exit(0 if dry_run else take_part(place, RunFolder(Path(config.run.out))))
-        # Without a folder of its own, a run gets a new one. It is created now, so that no other command can take it. A
-        # job must find its folder again when it is queued again, so it uses the recipe's.
+        # Without run.out, a run gets a new folder. It is created now, so that no other command can use it. A requeued
+        # job must find its folder again, so a job uses the recipe's.
         if (
             not of_job
             and not any(text.startswith("run.out=") for text in given)
@@ -151,7 +151,7 @@ def train(
                 joins=joins,
                 note=note,
             )
-    if dry_run:  # else it was said before the first step
+    if dry_run:  # otherwise it was printed before the first step
         say_toys(config, "model", "documents")
     text = _describe(payload["dry_run"]) if dry_run else payload["train"]["out"]
     output.emit(payload, text, as_json=json)
@@ -266,7 +266,7 @@ def _hand_over(
 
 
 def _describe(dry: Mapping[str, Any]) -> str:
-    """Format a dry run as text: the planner, where the run begins, what would be refused, steps and commands."""
+    """Format a dry run as text: the planner, where the run begins, problems that would stop it, steps and commands."""
     from engine.config.units import counted
     from engine.report.words import hdp_ranks
 

@@ -121,7 +121,7 @@ def tune(
 
 
 def _load(typed: Sequence[str], fixed: Collection[str]) -> tuple[Config, str]:
-    """Load the config, and say which rule its own settings break, if other values of the searched keys break none.
+    """Load the config, and return the rule that its settings break, if other values of the searched keys break none.
 
     Else, or if its calibration cannot be used, raises ConfigError.
     """
@@ -139,7 +139,7 @@ def _load(typed: Sequence[str], fixed: Collection[str]) -> tuple[Config, str]:
 
 
 def _none(job: Job, found: Search, fixed: Collection[str], broken: str) -> BytescaleError:
-    """The error if there are no settings that fit and can be planned."""
+    """Create the error for when no settings fit and can be planned."""
     from engine.errors import ConfigError, MemoryFitError
     from engine.fit.check import fit_error
     from engine.tune.search import TOO_LARGE, UNPLANNED, enough_nodes
@@ -168,7 +168,7 @@ def _none(job: Job, found: Search, fixed: Collection[str], broken: str) -> Bytes
 
 
 def _row(trial: Trial, best: Trial) -> dict[str, Any]:
-    """Return what a trial sets and its facts, as JSON."""
+    """Return the settings of a trial and its facts, as JSON."""
     from engine.fit.suggestions import as_overrides
     from engine.tune.search import behind
 
