@@ -80,10 +80,10 @@ def help_(
     parts = [f"{found.name}: {found.about}"] if found.about else []
     if found.options:
         rows = [[f"{found.name}={option}", about] for option, about in found.options.items()]
-        parts.append(output.table(["option", "what it is"], rows))
+        parts.append(output.table(["option", "description"], rows))
     parts += map(_explained, found.keys)
     if found.inner:
-        parts.append(output.table(["section", "what it has"], list(map(list, found.inner.items()))))
+        parts.append(output.table(["section", "contents"], list(map(list, found.inner.items()))))
         parts.append(f"`bytescale config help {next(iter(found.inner))}` explains the keys of a section")
     output.emit({"help": asdict(found)}, output.fill("\n\n".join(parts)), as_json=json)
 

@@ -69,8 +69,8 @@ def pack(
         hint = "choose documents with data=folder or data=jsonl, and data.path"
         raise ConfigError("is a token file already", key=config.data.place, hint=hint)
     if config.data.sources:
-        hint = "pack each source by itself, with data.path and without data.sources and data.mix"
-        raise ConfigError("are several sources; a token file is one", key=config.data.place, hint=hint)
+        hint = "pack each source separately, with data.path and without data.sources and data.mix"
+        raise ConfigError("has several sources; a token file has one", key=config.data.place, hint=hint)
     prefix = Path(str(writable(f"{out}.bin", "--out", new_folder=True)).removesuffix(".bin"))
     # Documents that were left out are reported: a user may expect all of them in the result.
     facts = write(config.data, prefix, workers, _progress(), output.say)
@@ -135,7 +135,7 @@ def lint(
     error = None
     if found.refused:
         message = f"{found.refused:,} of {counted(found.documents, 'document')} cannot be trained on"
-        error = DataError(message, key=config.data.place, hint="correct what is marked as error above")
+        error = DataError(message, key=config.data.place, hint="fix the errors above")
     elif lengths is None:
         error = DataError("contains no text", key=config.data.place, hint="set data.path to documents with text")
     answer = {"documents": found.documents, "tokens": found.tokens, "refused": found.refused, "lengths": lengths}

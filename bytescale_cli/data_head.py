@@ -64,7 +64,7 @@ def head(
     # The config of the run names its documents, so other overrides are rejected instead of ignored.
     if run is not None:
         if given := [*(overrides or []), *([f"--config {config_file}"] if config_file else [])]:
-            raise ConfigError("has a config of its own", key="--run", hint=f"leave out {given[0]}")
+            raise ConfigError("already has a config", key="--run", hint=f"leave out {given[0]}")
         history = History.of(run)
         step, config, corpora = step or max(1, history.finished), history.config, history.corpora
         table = step_of_run(history, step, _progress())

@@ -62,7 +62,7 @@ def doctor(
     wrong, error = [check.name for check in checks if check.state == "failed"], None
     if wrong:
         message = f"{len(wrong)} of {len(checks)} checks failed: {', '.join(wrong)}"
-        error = PreflightError(message, hint="each of them says how to get out of it")
+        error = PreflightError(message, hint="each one suggests a fix")
     answer = {"ok": not wrong, "checks": [asdict(check) for check in checks], "report": report}
     states = Counter(check.state for check in checks)
     counts = ", ".join(f"{states[state]} {state}" for state in ("ok", "warning", "failed", "skipped") if states[state])

@@ -30,7 +30,7 @@ Overrides = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="Config values to set, for example recipe=quickstart optimizer.lr=1e-4."),
 ]
 ConfigFile = Annotated[
-    str | None, typer.Option("--config", metavar="FILE", help="YAML file with a recipe of your own; sets recipe.")
+    str | None, typer.Option("--config", metavar="FILE", help="YAML file with a recipe; sets recipe.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

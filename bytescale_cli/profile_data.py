@@ -92,7 +92,7 @@ def profile_data(
             if named(given) == (None, None):
                 yours = "bytescale profile-data data.path=FILE (docs/data.md)"
                 of = f"{source(config)} of recipe={config.recipe}"
-                output.say(f"no documents are named: these are {of}; for yours: {yours}")
+                output.say(f"no documents are named: these are {of}; for other documents: {yours}")
             sources = document_lengths(config, sample, progress, say)
     output.say_when_compiling()
     # The suggestion is for all sources together, in the proportions of the mixture.

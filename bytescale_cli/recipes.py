@@ -19,7 +19,7 @@ _WIDTH = 80  # columns of a list that is not written to a terminal
 
 app = typer.Typer(help="List recipes, show one, or copy one.")
 
-Recipe = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A packaged recipe, or a YAML file of your own.")]
+Recipe = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A packaged recipe, or a YAML file.")]
 
 
 @app.command("list")
@@ -46,7 +46,7 @@ def list_(
         # Padded names, so that the second columns of all tables are below each other.
         rows = [[name.ljust(longest), what] for name, what in ours]
         heading = f"{output.title(status)}\n" if status else ""
-        parts.append(heading + output.table(["recipe", "what it is"], rows, width=_WIDTH))
+        parts.append(heading + output.table(["recipe", "description"], rows, width=_WIDTH))
     text = "\n\n".join(parts) or f"no recipes in {folder}"
     output.emit({"recipes": found}, text, as_json=json)
 

@@ -41,7 +41,7 @@ def _section(found: Described, level: int) -> Iterator[str]:
         yield found.about
     if found.options:
         rows = [f"| `{found.name}={option}` | {_cell(about)} |" for option, about in found.options.items()]
-        yield "\n".join(["| option | what it is |", "|---|---|", *rows])
+        yield "\n".join(["| option | description |", "|---|---|", *rows])
     if found.keys:
         yield _table(found.keys)
     for name in found.inner:

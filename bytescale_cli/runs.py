@@ -167,7 +167,7 @@ def compare(
     # Only the keys that differ are shown: a config has hundreds.
     cells = [[key, *map(value_text, values)] for key, values in changed.items()]
     text += f"\n\n{output.title('Where do their configs differ?')}\n"
-    text += output.table(["key", *names], cells) if cells else "nowhere but in run.out"
+    text += output.table(["key", *names], cells) if cells else "only in run.out"
     answer: dict[str, Any] = {
         "runs": [asdict(one) for one in found],
         "faster": None if speed is None else asdict(speed),

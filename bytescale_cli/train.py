@@ -52,7 +52,7 @@ def train(
         typer.Option(
             metavar="auto|never|PATH|URL",
             help="Continue the run in the folder PATH, or begin a new one from the checkpoint PATH or URL. auto: "
-            "continue the run in run.out, if it is there; never: begin again.",
+            "continue the run in run.out, if there is one; never: start over.",
         ),
     ] = "auto",
     nproc: Annotated[
@@ -293,7 +293,7 @@ def _describe(dry: Mapping[str, Any]) -> str:
     if dry.get("not_forwarded"):
         lines.append(f"nor these, which ranks are not known to need: {', '.join(dry['not_forwarded'])}")
     if dry.get("withheld") or dry.get("not_forwarded"):
-        lines.append("to forward one, add its name to BYTESCALE_FORWARD, a list with commas")
+        lines.append("to forward one, add its name to BYTESCALE_FORWARD, a comma-separated list")
     # Commands are not wrapped, so that they can be pasted.
     commands = dry["commands"]
     lines = [output.fill(line) for line in lines]

@@ -212,7 +212,7 @@ def _text(job: Job, found: Search, rows: list[dict[str, Any]], fixed: list[str],
     head += f"; kept as set: {', '.join(fixed)}" if fixed else ""
     first = []
     if found.left:
-        message = f"incomplete: {counted(found.left, 'setting')} not simulated when the time was over"
+        message = f"incomplete: {counted(found.left, 'setting')} not simulated within the time limit"
         first = [f"{message}; set --seconds above {seconds}, or some of the keys, to find the fastest"]
     lines = [*first, head, "", output.sections(["place"], _QUESTIONS, cells), "", _LEGEND, ""]
     if broken:

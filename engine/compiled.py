@@ -49,7 +49,7 @@ def _folder(homes: list[Path]) -> Path:
         folder = home / f"compiled-{_digest()}"
         if _serves(home) and _serves(folder) and os.access(folder, os.W_OK):
             return folder
-    hint = "set NUMBA_CACHE_DIR to a folder of your own"
+    hint = "set NUMBA_CACHE_DIR to a private folder"
     raise StorageError(f"no folder for compiled code can be used, of {', '.join(map(str, homes))}", hint=hint)
 
 

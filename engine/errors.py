@@ -204,5 +204,5 @@ def _lacks(size: int) -> bool:
 
 
 def _full_shared_memory() -> StorageError:
-    hint = "remove what ended processes have left there, or enlarge it: docker run --shm-size=16g, or mount -o remount"
+    hint = "remove files of ended processes there, or enlarge it: docker run --shm-size=16g, or mount -o remount"
     return StorageError("the shared memory of this host is full", key=_SHARED_MEMORY, hint=hint)

@@ -124,7 +124,7 @@ def parse_json(content: bytes, place: str, error: Refusal = DataError, hint: str
         try:
             json.dumps(found, ensure_ascii=False).encode()
         except UnicodeEncodeError as wrong:
-            raise error("contains half a character (a surrogate)", key=place, hint=hint) from wrong
+            raise error("contains an unpaired surrogate", key=place, hint=hint) from wrong
     return found
 
 

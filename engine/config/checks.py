@@ -309,7 +309,7 @@ def separators_are_of_folders(config: Config) -> Problem | None:
     named |= {f"data.sources.{name}": one.format or data.format for name, one in data.sources.items() if one.separator}
     for section, form in named.items():
         if form != "folder":
-            message = f"divides the texts of data=folder; files in the format {form} say where documents end"
+            message = f"divides the texts of data=folder; files in the format {form} mark the ends of documents"
             return Problem(message, f"{section}.separator", "remove it")
     return None
 
@@ -354,7 +354,7 @@ def segments_of_mix_are_in_order(config: Config) -> Problem | None:
         if number and not given:
             return Problem(f"{place} has neither step nor tokens", keys.MIX, f"{{step: 1000, weights: ...}} in {place}")
         if len(units) == 2:
-            return Problem(f"{place} is at {given[0]}, others are not", keys.MIX, "use step in all segments, or tokens")
+            return Problem(f"{place} uses {given[0]}, others do not", keys.MIX, "use step in all segments, or tokens")
         if segment.start <= before:
             hint = "write segments in the order of their starts"
             return Problem(f"{place} starts at {segment.start:,}, not after {before:,}", keys.MIX, hint)

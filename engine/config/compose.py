@@ -119,7 +119,7 @@ def _check_references(values: Mapping[str, Any]) -> None:
             inner = [other for name in _REFERENCE.findall(text) for other in values if _names(name, other)]
             sizes[key] = len(text) + sum(map(size, inner))
             if sizes[key] > _LONGEST:
-                message = f"its references make a text of more than {_LONGEST:,} characters"
+                message = f"its references expand to more than {_LONGEST:,} characters"
                 raise ConfigError(message, key=key, hint="write the text itself")
         return sizes[key]
 

@@ -109,7 +109,7 @@ def _with_weights(
         of_file = any("run.weights" in one.lines for one in own)  # such as a copy of a packaged recipe
         if wrong or ((of_recipe or of_file or elsewhere) and not Path(weights).exists()):
             named = any(text.startswith("run.weights=") for text in good)
-            line = f"run.weights={weights} is not here, so the model is that of recipe={values['recipe']}"
+            line = f"run.weights={weights} does not exist here, so the model is that of recipe={values['recipe']}"
             return Fitted(values, [], line if named else None)
         raise
     return with_weights(values, good, own, of_recipe, theirs)

@@ -39,7 +39,7 @@ def devices_form_whole_ranks(config: Config) -> Problem | None:
     if devices % group:
         message = f"parallel.tp x parallel.pp = {group} does not divide {counted(devices, 'device')}"
         key = "parallel.tp" if devices % tp else "parallel.pp"
-        hint = f"take a multiple of {group} devices: cluster.nodes, cluster.ranks_per_node"
+        hint = f"use a multiple of {group} devices: cluster.nodes, cluster.ranks_per_node"
         if nearest := _nearest_mesh(config):
             hint += "; or parallel.tp={} parallel.pp={}, the nearest that divides them".format(*nearest)
         return Problem(message, key, hint)
@@ -81,7 +81,7 @@ def stages_have_layers(config: Config) -> Problem | None:
     hint = f"write {counted(pp, 'number')} whose sum is {layers}, or parallel.stages=auto"
     if sum(stages) == layers:
         hint = f"set parallel.pp={len(stages)}, or parallel.stages=auto"
-    message = f"{counted(len(stages), 'stage')} of {counted(sum(stages), 'layer')} together, not {pp} of {layers}"
+    message = f"{counted(len(stages), 'stage')} with {counted(sum(stages), 'layer')} in total, not {pp} with {layers}"
     return Problem(message, "parallel.stages", hint)
 
 

@@ -105,7 +105,9 @@ def _problem(text: str) -> Problem | None:
     if max(accumulate((char in "[{(") - (char in ")}]") for char in value)) > _DEEPEST:
         return Problem(f"is more than {_DEEPEST} brackets deep", key, f"`bytescale config help {key}` shows its form")
     if _DIGITS.search(value) and not keys.is_text(key):
-        return Problem("is a number with too many digits", key, f"`bytescale config help {key}` shows what it takes")
+        return Problem(
+            "is a number with too many digits", key, f"`bytescale config help {key}` shows its allowed values"
+        )
     override = _parsed(text)
     if override is None:
         return _unparsed(key, value)
@@ -141,7 +143,7 @@ def _unparsed(key: str, value: str) -> Problem:
         items = [item.strip().strip("'\"") for item in value.strip("[]").split(",")]
         listed = ",".join(quoted(item) for item in items if item)
         return Problem("cannot be parsed", text, f"quote each value: {keys.in_shell(f'{key}=[{listed}]')}")
-    help_ = f"`bytescale config help {key}` shows what it takes"
+    help_ = f"`bytescale config help {key}` shows its allowed values"
     lacks = _unclosed(value)
     if not lacks:
         return Problem("cannot be parsed", text, help_)
@@ -188,7 +190,9 @@ def key_problem(key: str, value: object) -> Problem | None:
     if key.startswith(f"{keys.SOURCES}."):
         return None  # `_problem` has checked it
     if key.startswith(f"{keys.MIX}."):
-        return Problem("has no keys to set one by one", keys.MIX, "write all weights: 'data.mix={web: 3, code: 1}'")
+        return Problem(
+            "has no keys that can be set separately", keys.MIX, "write all weights: 'data.mix={web: 3, code: 1}'"
+        )
     if dotted in leaves:
         return Problem("unknown key", key, f"join the parts of a key with dots: {dotted}=...")
     if dotted in sections:  # also model/rope=yarn, Hydra's form for an option of a nested group

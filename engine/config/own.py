@@ -26,7 +26,7 @@ from engine.config.validate import NOT_SET
 from engine.config.versions import CHANGES
 from engine.errors import ConfigError, Problem
 
-_COPY = "`bytescale recipes copy NAME FILE` writes a packaged recipe as a file of your own"
+_COPY = "`bytescale recipes copy NAME FILE` copies a packaged recipe to a file"
 _NAMED = 3  # keys in a message
 
 
@@ -114,7 +114,7 @@ def without_base(own: Sequence[OwnRecipe], problems: Sequence[Problem]) -> list[
     if not own or not missing or any(isinstance(entry, str) and entry != "_self_" for entry in entries):
         return list(problems)
     some = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
-    message = f"builds on no recipe and does not set {some}"
+    message = f"has no base recipe and does not set {some}"
     hint = "add `defaults: quickstart` or another recipe (`bytescale recipes list`), whose values are used for the rest"
     rest = [one for one in problems if one.key not in missing]
     return [Problem(message, f"{own[-1].path}:1", hint), *rest]

@@ -28,12 +28,12 @@ To use it (relative paths are relative to the current folder):
   bytescale train --config {file} --dry-run        # all checks; then without --dry-run
 KEY=VALUE on the command line overrides this file. Runs are written to runs/{stem} unless run.out is set."""
 _DATA = """
-# Without data of its own a recipe trains on the source files of Python's standard library, as bytes (docs/data.md).
+# Without other documents, a recipe trains on the source files of Python's standard library, as bytes (docs/data.md).
 {steps}
 # data:
 #   path: corpus
 #   tokenizer: tokenizer.json"""
-_NO_LENGTHS = "remove `override /lengths` there (lengths that are named are planned in place of documents), "
+_NO_LENGTHS = "remove `override /lengths` there (named lengths are planned instead of documents), "
 _DEFAULTS = "what to start from: an option of each group; `bytescale config show` has their keys"
 
 
@@ -69,7 +69,7 @@ def own_copy(name: str, file: Path) -> str:
         groups = {key for entry in entries for key in entry}
         data = "make the entry of `override /data` in" if "override /data" in groups else "add to"
         no_lengths = _NO_LENGTHS if "override /lengths" in groups else ""
-        steps = f"For your documents {data} `defaults`: `- override /data: jsonl`, {no_lengths}and remove the # here:"
+        steps = f"For other documents {data} `defaults`: `- override /data: jsonl`, {no_lengths}and remove the # here:"
         lines.append(_DATA.format(steps="\n".join(_comment(steps))))
     return "\n".join(lines) + "\n"
 

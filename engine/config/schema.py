@@ -54,7 +54,7 @@ class Run(Section):
     restarts: int = Field(
         ge=0,
         le=1000,
-        description="how often a run whose ranks fail or hang restarts from its last checkpoint by itself",
+        description="how often a run restarts automatically from its last checkpoint after its ranks failed or hung",
     )
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
         examples=["[tensorboard,wandb]"],
@@ -68,7 +68,7 @@ class Run(Section):
         ge=1, le=_STEPS, description="most updates in a row that run.on_nan=skip skips; then the run stops"
     )
     notice_file: str | None = Field(
-        description="file that appears on a host that will be taken away; the run then saves a checkpoint and ends"
+        description="file whose creation announces the loss of a host; the run then saves a checkpoint and ends"
     )
     chaos: bool = Field(description="allow `bytescale chaos` to harm this run, for tests")
 
@@ -243,13 +243,13 @@ class Data(Section):
         description="when all documents of a source were used: repeat them, drop the source, or stop the run"
     )
     long: Literal["step", "split"] = Field(
-        description="a document longer than batch_tokens forms a step of its own, or is split over several steps"
+        description="a document longer than batch_tokens forms a step alone, or is split over several steps"
     )
     tokenizer: str = Field(
         min_length=1,
         description="`bytes`, or a file: Hugging Face's tokenizer.json, a SentencePiece model, or a tiktoken file",
     )
-    bos: bool | None = Field(description="whether documents begin with BOS; null: as the tokenizer's files say")
+    bos: bool | None = Field(description="whether documents begin with BOS; null: as the tokenizer's files specify")
     eos: bool | None = Field(description="whether documents end with EOS; null: yes if the tokenizer has one")
     cache: str | None = Field(description="folder for the tokens of texts; null: bytescale/tokens in the cache folder")
     spool: Bytes = Field(gt=0, le=2**63 - 1, description="maximum bytes of packed documents in data.cache")
@@ -371,7 +371,7 @@ class Offload(Section):
 
     ratio: Literal["auto"] | float = Field(
         description="upper bound on the fraction of a micro-batch's activations that is offloaded to the host, 0 to 1; "
-        "auto: as much as the host has memory for"
+        "auto: as much as fits in host memory"
     )
 
 
@@ -404,7 +404,7 @@ class Slurm(Section):
     """What `--launcher slurm` asks sbatch for; null leaves an option out."""
 
     partition: str | None = Field(pattern=WORD, description="partition of the job")
-    account: str | None = Field(pattern=WORD, description="account that pays for the job")
+    account: str | None = Field(pattern=WORD, description="account that is charged for the job")
     qos: str | None = Field(pattern=WORD, description="quality of service of the job")
     time: str | None = Field(
         pattern=r"^(\d+-)?\d+(:\d\d){0,2}$",
@@ -416,7 +416,7 @@ class Slurm(Section):
     )
     extra: tuple[str, ...] = Field(
         examples=['["--mem=0"]'],
-        description="more options of sbatch; whole nodes are asked for unless they say how much",
+        description="more options of sbatch; whole nodes are requested unless these request a part of one",
     )
 
 
@@ -437,7 +437,7 @@ class Kubernetes(Section):
         description="where pods see k8s.claim; relative paths of the config start there",
     )
     namespace: str | None = Field(pattern=DNS_LABEL, description="namespace of the job; null: that of kubectl")
-    grace: int = Field(ge=1, le=65535, description="seconds for a checkpoint when a pod is asked to end")
+    grace: int = Field(ge=1, le=65535, description="seconds in which a pod that is terminated saves a checkpoint")
 
 
 class Config(Section):
@@ -447,7 +447,7 @@ class Config(Section):
     context: Tokens = Field(ge=1, le=_TOKENS, description="maximum length of a sequence; longer documents are split")
     capacity: Tokens = Field(ge=1, le=_TOKENS, description="maximum tokens per rank in one micro-batch")
     batch_tokens: Tokens = Field(
-        ge=1, le=_TOKENS, description="maximum tokens of a step; a longer document forms a step of its own"
+        ge=1, le=_TOKENS, description="maximum tokens of a step; a longer document forms a step alone"
     )
     dtype: Literal["bf16", "fp32", "fp64"] = Field(
         description="bf16 trains with fp32 master weights; fp64 is for tests"

@@ -236,7 +236,7 @@ def _hint(key: str, field: FieldInfo, kind: str, facts: Mapping[str, object], wh
         return f"set {key}=...{about}"
     if kind == "int_type" and whole is not None:
         short = _SHORT_NUMBER.fullmatch(str(facts["value"]))
-        return f"write {key}={whole}" + ("; this key takes no K, M or G" if short else "")
+        return f"write {key}={whole}" + ("; this key accepts no K, M or G" if short else "")
     if kind == "literal_error":
         return did_you_mean(str(facts["value"]), options, means)
     if kind in _BOUNDS:

@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
             raise _mistake(f"values are more than {DEEPEST} deep", mark)
         node = super().compose_node(parent, index)
         if isinstance(node, yaml.ScalarNode) and _NO_TEXT.search(node.value):
-            raise _mistake("a text contains a NUL or half a character (a surrogate)", mark)
+            raise _mistake("a text contains a NUL or an unpaired surrogate", mark)
         self._level -= 1
         if not is_alias:
             found = [self._sizes[id(one)] for one in _inside(node)]

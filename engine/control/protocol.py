@@ -325,8 +325,8 @@ def message_of(line: bytes | bytearray) -> Message | None:
     kind, fields = next(iter(found.items()), ("", None))
     known = _KINDS.get(kind)
     if len(found) != 1 or known is None or not isinstance(fields, dict):
-        raise ProtocolError(f"it sends `{kind[:_SHOWN]}`, which is unknown here")
+        raise ProtocolError(f"it sent the unknown message `{kind[:_SHOWN]}`")
     try:
         return known.of_json(fields)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"it sends `{kind}` with other fields") from error
+        raise ProtocolError(f"it sent `{kind}` with unexpected fields") from error

@@ -124,10 +124,10 @@ def connect(host: str, port: int, secret: bytes, seconds: float = 20.0) -> Link:
         except multiprocessing.AuthenticationError as error:
             raise PermissionError(f"{host}:{port} has another secret") from error
         except AssertionError as error:
-            raise ConnectionError(f"{host}:{port} does not answer as a listener of a run") from error
+            raise ConnectionError(f"{host}:{port} is not a listener of a run") from error
         except (EOFError, ConnectionError) as error:
             if time.monotonic() + _RETRY_S > last:
-                raise ConnectionError(f"{host}:{port} closes connections before it has answered") from error
+                raise ConnectionError(f"{host}:{port} closes connections before it responds") from error
         time.sleep(_RETRY_S)
 
 

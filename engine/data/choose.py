@@ -79,7 +79,7 @@ def _of_run(folder: RunFolder, data: schema.Data, pattern: str | None) -> Choice
     if before.sources or [*map(os.path.realpath, before.paths)] != [*map(os.path.realpath, data.paths)]:
         return None
     chosen = [f"data={before.name}", *([] if pattern else [f"data.pattern={quoted(before.pattern)}"])]
-    return Choice(before.name, chosen, f"read as by the run in {folder.root}")
+    return Choice(before.name, chosen, f"the format of the run in {folder.root}")
 
 
 def choose(data: schema.Data, pattern: str | None = None) -> Choice | None:

@@ -68,7 +68,7 @@ def step_of_run(history: History, step: int, progress: Progress) -> SequenceTabl
     names = [corpus.name for corpus in corpora]
     gone = sorted({sources[number] for number in set(rows["source"].tolist())} - {*names})
     if gone:
-        message = f"step {step} has documents of {', '.join(gone)}, which the config of the run has no more"
+        message = f"step {step} has documents of {', '.join(gone)}, which the config of the run no longer has"
         raise DataError(message, key=str(history.folder.resolved), hint="`bytescale data trace` lists the documents")
     numbers = np.array([names.index(name) if name in names else -1 for name in sources], dtype=np.int64)
     block, document, start, length, loss_tokens = (

@@ -86,7 +86,7 @@ class History:
         if not 1 <= step <= self.finished and not failed:
             message = f"step {step} has not been finished; the last finished step is {self.finished}"
             if not self.finished:
-                message = f"step {step} has not been finished, nor has any other step of the run"
+                message = f"step {step} has not been finished; the run has no finished step"
             raise ConfigError(message, key="--step", hint="choose a finished step, or `bytescale data head --run RUN`")
         rows = self.ledger.documents(step)
         if not len(rows):

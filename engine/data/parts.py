@@ -65,7 +65,7 @@ class Tokens:
         """Open the tokenizer. Raises DataError as `open_tokenizer` does, and if it is another one than is known."""
         found = _open_tokenizer(self.tokenizer, self.bos, self.eos, tried=self.known is not None)
         if self.known not in (None, found.fingerprint):
-            hint = "restore it, or run the same command again, which says what has changed"
+            hint = "restore it, or run the same command again, which reports the change"
             raise DataError("is no longer the tokenizer that the run was started with", key=self.tokenizer, hint=hint)
         return found
 
@@ -145,7 +145,7 @@ def read_left_out(part: Path) -> LeftOut:
         found = read_object(facts_path(part), LARGE)
         return LeftOut(found["empty"], [Broken(*one) for one in found["broken"]], found["masked"])
     except (OSError, DataError, ValueError, TypeError, KeyError) as error:
-        hint = "remove this folder; what it contains is packed again"
+        hint = "remove this folder; its contents are packed again"
         raise DataError("is damaged", key=str(facts_path(part)), hint=hint) from error
 
 

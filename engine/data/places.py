@@ -68,7 +68,7 @@ def places_of(corpora: Sequence[Corpus], documents: Iterable[Known]) -> dict[Kno
     for (source, number), wanted in blocks.items():
         corpus = named.get(source)
         if corpus is None:
-            found |= dict.fromkeys(wanted, Place(None, f"the config of the run has no source {source!r} by now"))
+            found |= dict.fromkeys(wanted, Place(None, f"the config of the run no longer has the source {source!r}"))
             continue
         try:
             found |= _in_block(corpus, number, wanted)

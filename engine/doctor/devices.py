@@ -55,7 +55,7 @@ def gpus(job: Job, libraries: Libraries) -> Check:
     if not count:
         return skipped(
             "GPUs",
-            f"there are none, and cluster={config.cluster.name} trains on CPUs"
+            f"no GPUs; cluster={config.cluster.name} trains on CPUs"
             if not uses_gpus(config)
             else "no rank of this cluster runs on this machine",
         )
@@ -75,7 +75,7 @@ def driver() -> Check:
     """Show which CUDA the driver supports. Whether torch can work with it, `gpus` says."""
     found = driver_version()
     if found is None:
-        return skipped("CUDA driver", "there is none, or it does not work")
+        return skipped("CUDA driver", "not found, or it does not work")
     return ok("CUDA driver", f"supports CUDA {found}", f"CUDA {found}")
 
 

@@ -60,7 +60,7 @@ def bytescale(ours: Software) -> Check:
     """Check which ByteScale this is, and whether it is installed."""
     installed = version("bytescale")
     if installed is None:
-        message = f"its sources ({ours.code}) are not installed, so nothing says which versions of packages they need"
+        message = f"its sources ({ours.code}) are not installed, so the versions of packages that they need are unknown"
         return warning("bytescale", message, _INSTALL, f"not installed, sources {ours.code}")
     return ok("bytescale", f"{installed}, sources {ours.code}", f"{installed}, sources {ours.code}")
 
@@ -93,7 +93,7 @@ def packages() -> Check:
     """Check all other packages that ByteScale needs."""
     others = [name for name in required() if name not in ("torch", "deepspeed")]
     if not others:
-        return skipped("packages", "ByteScale is not installed, so nothing says which packages it needs")
+        return skipped("packages", "ByteScale is not installed, so the packages that it needs are unknown")
     wrong = [check for check in map(package, others) if check is not None]
     if wrong:
         message = "; ".join(f"{check.name} {check.message}" for check in wrong)

@@ -86,7 +86,7 @@ def _folder(name: str, folder: Path, key: str, least: tuple[int, str], good: tup
         hint = f"check `namei -l {place}` and how it is mounted, or {elsewhere}"
         return failed(name, f"{place}: {what}: {error.strerror}", hint, error.strerror)
     if other.returncode != _LOCKED:
-        message = f"{place}: a lock does not keep another process out, so two runs could write the same folder"
+        message = f"{place}: locks do not exclude other processes, so two runs could write the same folder"
         return failed(name, message, f"mount it with locks (NFS: not nolock), or {elsewhere}", "locks have no effect")
     if free < good[0]:
         message = f"{place} has {value}, but {good[1]} need about {format_bytes(good[0])}"
@@ -114,10 +114,14 @@ def checkpoint(config: Config) -> Check:
         except CheckpointError:
             pass
         else:
-            return failed(name, f"{place}: a flipped bit in a checkpoint was not noticed", lost)
+            return failed(name, f"{place}: a flipped bit in a checkpoint was not detected", lost)
         if saved.choose(folder, lambda line: None) != older:
             return failed(name, f"{place}: the intact checkpoint was not chosen in place of the damaged one", lost)
-    return ok(name, "written, verified and damaged; the damage was noticed, and the older one chosen", "damage noticed")
+    return ok(
+        name,
+        "written, verified and damaged; the damage was detected, and the older checkpoint was chosen",
+        "damage noticed",
+    )
 
 
 def _write(folder: Path, step: int) -> Path:

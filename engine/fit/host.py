@@ -64,9 +64,9 @@ def waits_for_checkpoints(job: Job) -> str | None:
     ranks, available = _ranks_here(job.cluster), available_bytes()
     copy, host = copy_bytes(job), job.config.cluster.host_memory
     if not most_on_host(job).checkpoint:
-        short = f"cluster.host_memory={format_bytes(host)} has no room for"
+        short = f"cluster.host_memory={format_bytes(host)} is too small for"
     elif available is not None and ranks and copy > copy_limit(available, ranks):
-        short = f"of the {format_bytes(available)} that this machine has left, half is too little for"
+        short = f"half of the {format_bytes(available)} that are free on this machine is too small for"
     else:
         return None
     return (

@@ -24,7 +24,7 @@ def fit_problem(job: Job) -> Problem | None:
             "host": (found.host, found.host_total - found.host_headroom),
         }
         short = {place: format_apart(need, has) for place, (need, has) in places.items() if need > has}
-        beside = f" beside cluster.headroom={config.cluster.headroom:g}" if config.cluster.headroom else ""
+        beside = f" after cluster.headroom={config.cluster.headroom:g}" if config.cluster.headroom else ""
         needs = ", and needs ".join(
             f"{need} of {place} memory, but has only {has}{beside}" for place, (need, has) in short.items()
         )
@@ -39,11 +39,13 @@ def fit_problem(job: Job) -> Problem | None:
     away, states = int(settings.costs.host_bytes(np.int64(config.capacity), ratio)), settings.costs.host_fixed_bytes
     if ratio and states + away > host_memory:
         total, holds = format_apart(states + away, host_memory)
-        both = f"{format_bytes(away)} on the host beside {format_bytes(states)} of model states, {total} in all"
+        both = (
+            f"{format_bytes(away)} on the host in addition to {format_bytes(states)} of model states, {total} in total"
+        )
         message = (
             f"offloading {config.offload.ratio:g} of a micro-batch of {format_count(config.capacity)} tokens puts "
             f"{both if states else f'{total} on the host'}, but the host has {holds} per rank"
-            f"{f' beside cluster.headroom={config.cluster.headroom:g}' if config.cluster.headroom else ''}"
+            f"{f' after cluster.headroom={config.cluster.headroom:g}' if config.cluster.headroom else ''}"
         )
         hint = "set offload.ratio=auto, which uses what fits, or a larger cluster.host_memory"
         return Problem(message, "offload.ratio", hint)

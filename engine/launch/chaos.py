@@ -43,7 +43,9 @@ def harm(run: Path, fault: Fault, rank: int) -> str:
         raise ConfigError(message, key=f"--rank {rank}", hint=hint)
     moments = (*PHASES, *MOMENTS)
     if fault.at not in (None, *moments):
-        raise ConfigError("is no phase of a step", key=f"--at {fault.at}", hint=f"choose one of {', '.join(moments)}")
+        raise ConfigError(
+            "is not a phase of a step", key=f"--at {fault.at}", hint=f"choose one of {', '.join(moments)}"
+        )
     if fault.at == "rename" and rank:
         raise ConfigError("is done by rank 0 alone", key="--at rename", hint="set --rank 0")
     if fault.at == "transfer" and config.parallel.pp == 1:
@@ -51,13 +53,13 @@ def harm(run: Path, fault: Fault, rank: int) -> str:
         raise ConfigError("is between the stages of a pipeline", key="--at transfer", hint=hint)
     state = status(run).state
     if state == "finished":
-        raise ConfigError("has finished, and no rank of it will meet a fault", key=str(run), hint="choose another run")
+        raise ConfigError("has finished, so a fault would reach no rank", key=str(run), hint="choose another run")
     plant(folder.chaos, rank, fault)
     when = f" at {fault.at}" if fault.at else ""
     since = f" from step {fault.step} on" if fault.step else ""
     start = "" if state == "running" else "the run is not running, so it happens after the next start; "
-    planted = f"{fault.name} is planted for rank {rank}{when}{since}"
-    return f"{planted}; {start}{folder.chaos}/log.jsonl says when it happened"
+    planted = f"{fault.name} is scheduled for rank {rank}{when}{since}"
+    return f"{planted}; {start}{folder.chaos}/log.jsonl records when it happens"
 
 
 def _corrupt(folder: RunFolder) -> str:
@@ -80,7 +82,7 @@ def _fill(folder: RunFolder) -> str:
     disk, ballast, size = os.statvfs(folder.root), folder.chaos / "ballast", 0
     if disk.f_blocks * disk.f_frsize > _LARGEST_DISK:
         message = f"is on a disk of {format_bytes(disk.f_blocks * disk.f_frsize)}, which other programs may need"
-        hint = f"put the run on a disk of its own, of at most {format_bytes(_LARGEST_DISK)}"
+        hint = f"put the run on a separate disk of at most {format_bytes(_LARGEST_DISK)}"
         raise RunFolderError(message, key=str(folder.root), hint=hint)
     with append(ballast) as file:
         size = ballast.stat().st_size

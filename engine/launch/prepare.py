@@ -225,7 +225,7 @@ def _changed_documents(folder: RunFolder, corpora: Corpora, cursor: Cursor) -> s
     if not changed:
         return None
     message = f"warning: {len(changed):,} of {counted(compared, 'document')} of step {cursor.step} have changed since"
-    return f"{message}, for example {changed[0]}; the run continues with the documents as they are now"
+    return f"{message}, for example {changed[0]}; the run continues with their present contents"
 
 
 def _new_schedule(checkpoint: Path, step: int, config: Config) -> str | None:

@@ -84,7 +84,7 @@ def supervise(launch: Launch, start: prepare.Start, resume: str, on_step: OnStep
             used, compared = start.checkpoint, damaged
             start = prepare.plan_start(launch, resume, 1, hashes=damaged)
             if damaged and start.checkpoint == used:
-                say(f"warning: {failure}; the launcher finds no damage and tries once more")
+                say(f"warning: {failure}; the launcher finds no damage and retries")
             prepare.go_back(folder, start.step, say)
 
 

@@ -72,7 +72,7 @@ class MetricsTail:
             if data.long == "split":
                 piece, way = f"piece of context={self._config.context} tokens", "set a smaller context"
             what = f"step {line['step']} has {tokens:,} tokens, more than batch_tokens={most}"
-            yield "long", f"{what}: a longer {piece} forms a step of its own; {way}"
+            yield "long", f"{what}: a longer {piece} forms a step alone; {way}"
         if empty := line.get("unvalidated"):
             sets = f"validation sets of {', '.join(empty)} are" if data.sources else "validation set is"
             yield "validation", f"the {sets} empty; set a larger data.validation_share or data.validation_tokens"

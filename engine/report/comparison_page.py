@@ -29,7 +29,7 @@ def comparison_page(runs: Sequence[RunData], names: Sequence[str]) -> Page:
     if drawn:
         figures = [_losses(drawn), _throughput(drawn)]
     changed = differences([run.config for run in named])
-    configs = Table("Where their configs differ", [], note="Nowhere but in run.out.")
+    configs = Table("Where their configs differ", [], note="Only in run.out.")
     if changed:
         rows = [(key, *map(value_text, values)) for key, values in changed.items()]
         configs = Table("Where their configs differ", rows, ("key", *names), text=True)

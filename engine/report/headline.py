@@ -144,7 +144,7 @@ def of_memory(found: Estimate) -> Headline:
     """The peak memory of a device."""
     name, unit = memory_unit(found.peak)
     spare = (found.device_total - found.headroom - found.peak) / unit
-    verdict = f"it fits, with {spare:,.1f} {name} to spare beside the headroom" if found.fits else "it does not fit"
+    verdict = f"it fits, with {spare:,.1f} {name} free besides the headroom" if found.fits else "it does not fit"
     return Headline(
         f"{found.peak / unit:,.1f} of {found.device_total / unit:,.1f} {name}", f"of a device at its peak: {verdict}."
     )

@@ -31,7 +31,7 @@ def memory_page(job: Job, found: Estimate, fitting: Sequence[Pair] = (), refused
     table = Table("Memory by item", memory_rows(found), ("", memory_unit(found.peak)[0], "of total"))
     tables = [table]
     if fitting:
-        note = "Values to set for any command. The others stay as they are."
+        note = "Values that any command accepts. The other keys are unchanged."
         tables.append(Table("What fits", fitting, note=note, text=True))
     figures = [memory_figure(found)]
     return Page(config.recipe, "a ByteScale memory estimate", headline.of_memory(found), head, figures, tables, refused)

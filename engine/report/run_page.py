@@ -79,7 +79,7 @@ def run_page(run: RunData) -> Page:
 
 def _passes_apart(plan: StepPlan) -> str:
     """A sentence for the caption of a pipeline, else an empty string."""
-    return " In a pipeline the two passes are boxes of their own, on each stage." if plan.stages > 1 else ""
+    return " In a pipeline the two passes are separate boxes, on each stage." if plan.stages > 1 else ""
 
 
 def _others(run: RunData) -> list[Figure]:

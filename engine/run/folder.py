@@ -91,7 +91,7 @@ class Held:
         elif now.name.endswith(" (deleted)") or now == root.absolute():
             message, hint = (
                 "was removed while the run was using it",
-                "its checkpoints are gone, if you have no copies",
+                "its checkpoints are lost unless copies exist",
             )
         else:
             message = f"was moved to {now} while the run was using it"

@@ -59,7 +59,7 @@ class Remote:
         except ValueError as error:  # a protocol that does not exist
             raise ConfigError(f"cannot be opened: {error}", key=f"{key}={url}", hint=URL_EXAMPLES) from error
         except ImportError as error:
-            hint = "install what it names, for example: pip install fsspec"
+            hint = "install the package that it names, for example: pip install fsspec"
             raise PreflightError(f"cannot be opened: {error}", key=f"{key}={url}", hint=hint) from error
         folder, _, name = root.rpartition("/")
         self._one = name if step_of(Path(name)) >= 0 else None  # the checkpoint, if the URL is that of one
@@ -182,7 +182,7 @@ class Remote:
         """Return what `newest_first` does. Raises CheckpointError if there is no checkpoint."""
         if names := self.newest_first():
             return names
-        hint = "a checkpoint is there when its manifest is, which is copied last"
+        hint = "a checkpoint is complete only with its manifest, which is copied last"
         raise CheckpointError(
             "has no complete checkpoint", key=f"{self.url}/{self._one}" if self._one else self.url, hint=hint
         )

@@ -169,9 +169,7 @@ def thin_out(run: Path, keep: Retention, dry_run: bool, say: Callable[[str], Non
             except UnknownFormatError:
                 raise
             except CheckpointError as error:
-                say(
-                    f"warning: {one.name} is damaged ({str(error).removeprefix(DAMAGED)}); it stays, and does not count"
-                )
+                say(f"warning: {one.name} is damaged ({str(error).removeprefix(DAMAGED)}); it is kept, but not counted")
             else:
                 intact.append(one)
         removed = keep.removes(intact, metrics.validation_losses(folder.metrics))

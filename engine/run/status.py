@@ -99,7 +99,7 @@ def runs_in(folder: Path) -> list[Path]:
     Folders that this user may not look into are listed too: each could be a run.
     """
     if not folder.is_dir():
-        raise ConfigError("no such folder", key=str(folder), hint="name the folder in which your runs are")
+        raise ConfigError("no such folder", key=str(folder), hint="name the folder that contains the runs")
     found = [path for path in folder.iterdir() if _may_be_run(path)]
     return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 

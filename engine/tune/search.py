@@ -42,7 +42,7 @@ INVALID = "break a rule of the config"
 TOO_LARGE = "do not fit in memory"
 UNPLANNED = "cannot be planned"
 BOUNDED = "have a lower bound above the step time of those in the table, or of the one with their layout"
-UNTRIED = "were not simulated, and may be faster: the time was over, which --seconds sets"
+UNTRIED = "were not simulated, and may be faster: the time limit (--seconds) was reached"
 SLOWER = "were simulated and are slower, or differ only in capacity and offload"
 
 

@@ -255,6 +255,6 @@ def _load(path: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals(_CLASSES):
             states: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except UnpicklingError as error:
-        message = f"contains objects that are no tensors: {str(error).strip().splitlines()[-1]}"
+        message = f"contains objects that are not tensors: {str(error).strip().splitlines()[-1]}"
         raise CheckpointError(message, key=str(path), hint="use a checkpoint that ByteScale has written") from error
     return states

@@ -14,7 +14,7 @@ def all_states(fails: bool = False) -> list[Check]:
     """Make results, with a failed one if `fails`."""
     sections = {
         "software": [ok("python", "3.11.7", "3.11.7"), ok("torch", "2.13.0, built for CPUs", "2.13.0")],
-        "devices": [skipped("GPUs", "there are none, and cluster=local trains on CPUs")],
+        "devices": [skipped("GPUs", "no GPUs; cluster=local trains on CPUs")],
         "storage": [ok("run folder", "/data has 55.8 GiB free; 1.0 MiB written and renamed in 0.005 s")],
         "system": [(failed if fails else warning)("open files", LONG, WAY_OUT, "256 files")],
         "hosts": [

@@ -103,7 +103,7 @@ def test_lint_reports_findings_and_exits_with_4_for_what_training_refuses(
         "  hint: raise context, unless they may be split into pieces",
     ]
     assert out.splitlines()[-len(expected) :] == expected
-    hint = "hint: correct what is marked as error above"
+    hint = "hint: fix the errors above"
     assert err == f"error: data.path={path}: 3 of 7 documents cannot be trained on\n{hint}\n"
     assert run([*words, "--json", "--workers", "2"]) == 4
     answer = json.loads(capsys.readouterr().out)

@@ -54,7 +54,7 @@ def test_text(broken: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert "To report a bug, paste this:" in lines
     assert captured.err.splitlines()[-2:] == [
         "error: 1 of 9 checks failed: open files",
-        "hint: each of them says how to get out of it",
+        "hint: each one suggests a fix",
     ]
 
 

@@ -33,7 +33,7 @@ SMALL = [
     "cluster.ranks_per_node=4",
 ]
 TOYS = (
-    "defaults to replace by your own: model=tiny (recipe=NAME; `bytescale recipes list`), "
+    "placeholder defaults: model=tiny (recipe=NAME; `bytescale recipes list`), "
     "nominal hardware rates (`bytescale profile-hardware`)\n"
 )
 

@@ -131,7 +131,7 @@ def test_people_see_the_sources(two_sources: list[str], capsys: pytest.CaptureFi
 
 def test_without_documents_it_says_whose_these_are(folder: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["profile-data", "--sample", "5"]) == 0
-    yours = "for yours: bytescale profile-data data.path=FILE (docs/data.md)"
+    yours = "for other documents: bytescale profile-data data.path=FILE (docs/data.md)"
     assert capsys.readouterr().err == (
         f"no documents are named: these are data.path=stdlib-lines of recipe=quickstart; {yours}\n"
     )

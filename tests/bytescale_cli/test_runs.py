@@ -195,7 +195,7 @@ def test_compare(runs: Path, capsys: Capture) -> None:
 def test_runs_that_do_not_differ(runs: Path, capsys: Capture) -> None:
     shutil.copytree(runs / "a", runs / "same")
     assert run(["runs", "compare", str(runs / "a"), str(runs / "same")]) == 0
-    assert capsys.readouterr().out.endswith("Where do their configs differ?\nnowhere but in run.out\n")
+    assert capsys.readouterr().out.endswith("Where do their configs differ?\nonly in run.out\n")
 
 
 @pytest.mark.parametrize(

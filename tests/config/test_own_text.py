@@ -44,6 +44,7 @@ def test_what_a_user_needs_to_start() -> None:
     quickstart, llama = (own_copy(name, Path("a.yaml")) for name in ("quickstart", "llama7b-256k"))
     assert "# data:\n" in quickstart and "# data:\n" in llama, "what stands for documents of one's own"
     assert (
-        "# For your documents make the entry of `override /data` in `defaults`: `- override /data: jsonl`" in quickstart
+        "# For other documents make the entry of `override /data` in `defaults`: `- override /data: jsonl`"
+        in quickstart
     )
     assert "/lengths" not in quickstart and "remove `override /lengths`" in llama and "add to `defaults`" in llama

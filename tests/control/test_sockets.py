@@ -151,7 +151,7 @@ def test_a_busy_listener_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sockets, "_HANDSHAKES", 1)
     with Listener("127.0.0.1", SECRET) as listener, socket.create_connection(("127.0.0.1", listener.port)) as idle:
         assert idle.recv(64)  # the challenge
-        with pytest.raises(ConnectionError, match="closes connections before it has answered"):
+        with pytest.raises(ConnectionError, match="closes connections before it responds"):
             connect("127.0.0.1", listener.port, SECRET, seconds=0.1)
         client = connect("127.0.0.1", listener.port, SECRET, seconds=10)
         (server,) = taken(listener)

@@ -176,7 +176,7 @@ def test_changed_and_missing_files_are_said(tmp_path: Path, make_data: MakeData)
         Path(places[number]).write_text("")
     assert place(documents[1]) == (None, "its files have changed: they have no such document")
     assert place(Known("data", 99, 0, 0)) == (None, "its files have changed: they have no such document")
-    assert place(Known("gone", 0, 0, 0)) == (None, "the config of the run has no source 'gone' by now")
+    assert place(Known("gone", 0, 0, 0)) == (None, "the config of the run no longer has the source 'gone'")
     Path(places[2]).unlink()
     assert place(documents[0]) == (None, f"{places[2]}: cannot be read: No such file or directory")
     assert place(documents[-1]) == (places[-2], None), "of another block"

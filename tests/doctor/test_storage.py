@@ -90,7 +90,7 @@ def test_locks_without_effect(config: Config, monkeypatch: pytest.MonkeyPatch) -
 def test_damage_that_is_not_noticed(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "check_hashes", lambda folder: None)
     found = storage.checkpoint(config)
-    assert found.state == "failed" and "a flipped bit in a checkpoint was not noticed" in found.message
+    assert found.state == "failed" and "a flipped bit in a checkpoint was not detected" in found.message
 
 
 def test_a_damaged_checkpoint_that_is_chosen(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_model_states_on_the_host_leave_less_for_a_ratio() -> None:
     keys = [*LLAMA7B_2M, "zero.stage=3", "optimizer.on_host=true", "offload.ratio=1", "cluster.nodes=4"]
     found = problem(*keys, "context=64K", "cluster.host_memory=28GiB")
     assert found is not None
-    assert "puts 27.3 GiB on the host beside 4.1 GiB of model states, 31.4 GiB in all" in found[1]
+    assert "puts 27.3 GiB on the host in addition to 4.1 GiB of model states, 31.4 GiB in total" in found[1]
 
 
 def test_the_capacity_comes_before_the_context() -> None:

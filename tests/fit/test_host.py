@@ -105,4 +105,4 @@ def test_copies_of_the_states_are_made_if_half_of_what_is_free_holds_them(monkey
     for available in (None, 2**40):
         free(monkeypatch, available)
         told = waits_for_checkpoints(Job(small, HERE))
-        assert told is not None and "cluster.host_memory=" in told and "has no room for a copy of the states" in told
+        assert told is not None and "cluster.host_memory=" in told and "is too small for a copy of the states" in told

@@ -49,7 +49,7 @@ def test_a_fault_is_planted_for_a_rank(run: Path, capsys: pytest.CaptureFixture[
     ("words", "said"),
     [
         (["kill-rank", "--rank", "2"], "--rank 2: is not among the 2 ranks of the run\nhint: for example --rank 1\n"),
-        (["kill-rank", "--at", "sleep"], "--at sleep: is no phase of a step"),
+        (["kill-rank", "--at", "sleep"], "--at sleep: is not a phase of a step"),
         (["kill-rank", "--at", "rename", "--rank", "1"], "--at rename: is done by rank 0 alone"),
         (["kill-rank", "--at", "transfer"], "--at transfer: is between the stages of a pipeline"),
         (["kill-rank", "--times", "0"], "--times: must be at least 1, not 0"),

@@ -67,7 +67,7 @@ def test_thinning_out_keeps_the_newest_intact_ones_and_the_damaged_ones(tmp_path
     assert thin_out(tmp_path, keep, True, said.append) == [folders[3], folders[5]]
     assert newest_first(tmp_path / "checkpoints") == folders, "a dry run removes nothing"
     assert said == [
-        "warning: step-00000006 is damaged (zero/a.pt does not match its hash); it stays, and does not count"
+        "warning: step-00000006 is damaged (zero/a.pt does not match its hash); it is kept, but not counted"
     ]
     with locked(tmp_path / ".lock"), pytest.raises(RunFolderError, match="a run is using this folder"):
         thin_out(tmp_path, keep, False, print)

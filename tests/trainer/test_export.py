@@ -256,7 +256,7 @@ def test_a_file_that_is_no_tokenizer_is_not_copied(runs: Path, tmp_path: Path) -
     resolved.write_text(resolved.read_text().replace("tokenizer: bytes", f"tokenizer: {private}"))
     assert export_weights(run, tmp_path / "out", None, 1 << 30, said.append)["tokenizer"] == []
     (line,) = said
-    assert line.startswith(f"warning: no tokenizer in the folder: {private}: is no known tokenizer")
+    assert line.startswith(f"warning: no tokenizer in the folder: {private}: is not a known tokenizer")
     assert not [file for file in (tmp_path / "out").iterdir() if b"secret" in file.read_bytes()]
 
 

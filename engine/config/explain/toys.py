@@ -29,4 +29,4 @@ def toys(config: Config, *parts: Part) -> str | None:
         "rates": config.cluster.calibration is None,
     }
     found = [_WAYS[part] for part in parts if is_toy[part]]
-    return f"defaults to replace by your own: {', '.join(found)}" if found else None
+    return f"placeholder defaults: {', '.join(found)}" if found else None

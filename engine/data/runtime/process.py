@@ -92,7 +92,7 @@ class PlanningProcess:
                 question, arguments = self._asked
                 self.ask(question, *arguments)
         # The next process would probably end in the same way, so the run ends with the exit code of the last cause.
-        hint = "Linux kills processes of a host that runs out of memory; the log of the rank has what else is known"
+        hint = "Linux kills processes of a host that runs out of memory; the log of the rank may have details"
         error = (MemoryFitError if code == ExitCode.MEMORY else BytescaleError)(
             f"{message}, {_ATTEMPTS} times in one step", hint=hint
         )

@@ -109,11 +109,11 @@ def _from_json(place: str, value: object, field: str) -> object:
 def _no_answer(roles: Sequence[str]) -> str:
     """Return the hint for a chat of these roles, none of which is `assistant`."""
     if not (others := [role for role in roles if role not in ROLES]):
-        return "remove the document: only what the assistant says is trained on"
+        return "remove the document: only messages of the assistant are trained on"
     known = {role: SPEAKERS.get(role.strip().lower(), "") for role in others}
     answers = [role for role, meant in known.items() if meant == "assistant"] or others[-1:]
     asks = [f", and the role user for {role!r}" for role, meant in known.items() if meant == "user"]
-    return f"write the role assistant for {answers[0]!r}, the one who answers{''.join(asks)}"
+    return f"write the role assistant for {answers[0]!r}, which answers{''.join(asks)}"
 
 
 def _spoken(place: str, message: Message, name: str) -> Message:
@@ -121,7 +121,7 @@ def _spoken(place: str, message: Message, name: str) -> Message:
     role = SPEAKERS.get(str(message["from"]))
     if role is None:
         hint = f"write one of {', '.join(SPEAKERS)}"
-        raise DataError(f"{name} is from {message['from']!r}, which is no known role", key=place, hint=hint)
+        raise DataError(f"{name} is from {message['from']!r}, which is not a known role", key=place, hint=hint)
     rest = {key: value for key, value in message.items() if key not in ("from", "value")}
     return {"role": role, "content": message["value"], **rest}
 
@@ -164,6 +164,6 @@ def _flag(place: str, message: Message, name: str) -> bool | None:
         raise DataError(f"{name} has {' and '.join(found)} that differ", key=place, hint="remove all but one")
     if any(found.values()) and message["role"] != "assistant":
         key = next(iter(found))
-        hint = f"write 0, or leave out {key}: only what the assistant says is trained on"
+        hint = f"write 0, or leave out {key}: only messages of the assistant are trained on"
         raise DataError(f"{name}, of the {message['role']}, has the {key} 1", key=place, hint=hint)
     return None if not found else any(found.values())

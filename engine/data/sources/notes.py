@@ -53,10 +53,10 @@ def nothing_to_train(place: str, blocks: Sequence[Block], empty: int, broken: in
         for document in blocks[0].documents() if blocks and empty else ():
             if document.messages is not None or (document.ids is not None and len(document.ids) > 1):
                 message = f"no token of its {counted(empty, 'document')} counts in the loss"
-                hint = "set loss_mask to 1 for ids that count (the first one is no label); see `bytescale data lint`"
+                hint = "set loss_mask to 1 for ids that count (the first one is not a label); see `bytescale data lint`"
                 return DataError(message, key=place, hint=hint)
     if broken:
         message = f"none of its {counted(empty + broken, 'document')} can be used"
-        return DataError(message, key=place, hint="`bytescale data lint` says what is wrong with each")
+        return DataError(message, key=place, hint="`bytescale data lint` lists the faults of each")
     message = f"every document ({empty:,}) is empty" if empty else "contains no documents"
     return DataError(message, key=place, hint="set data.path to documents with text")

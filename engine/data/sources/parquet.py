@@ -71,7 +71,7 @@ class ParquetBlock(Block):
         """Raise DataError if bytes in the file become so many more when decoded that no texts or ids explain it."""
         if decoded > max(_MOST_BYTES, _MOST_GROWTH * stored):
             message = f"row group {self.group} has {stored:,} bytes in the file, but {decoded:,} or more when decoded"
-            raise DataError(message, key=self.path, hint="remove what repeats in it, and write it again")
+            raise DataError(message, key=self.path, hint="remove repeated values, and write it again")
 
 
 def _decoded_bytes(part: Any) -> int:

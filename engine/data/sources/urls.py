@@ -112,5 +112,5 @@ def _file_system(url: str) -> tuple[Any, str]:
         try:
             return cast("tuple[Any, str]", core.url_to_fs(url))
         except (ImportError, ValueError) as error:  # the library of the protocol is missing, or the protocol is unknown
-            hint = "install what it names, or copy the files into a local folder"
+            hint = "install the package that it names, or copy the files into a local folder"
             raise DataError(f"cannot be opened: {error}", key=url, hint=hint) from error

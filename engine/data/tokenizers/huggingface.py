@@ -51,7 +51,9 @@ class HuggingFaceCodec:
         if found.any():
             token = int(ids[found.argmax()])
             name = self._model.id_to_token(token)
-            message = f"contains {name!r} or text that the tokenizer cannot tell from this special token (id {token})"
+            message = (
+                f"contains {name!r} or text that the tokenizer cannot distinguish from this special token (id {token})"
+            )
             raise DataError(message, hint=f"remove {name!r} from the document, or leave the document out")
         return ids
 

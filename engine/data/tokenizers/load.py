@@ -86,7 +86,7 @@ def recognise(path: Path, content: bytes) -> tuple[Kind, dict[str, Any]]:
         return "tiktoken", {}
     if content.startswith(b"\n"):  # a protobuf whose first field is a list of pieces
         return "sentencepiece", {}
-    raise DataError("is no known tokenizer", key=str(path), hint=_CHOICES)
+    raise DataError("is not a known tokenizer", key=str(path), hint=_CHOICES)
 
 
 def _folder_of(path: Path) -> str:

@@ -39,9 +39,9 @@ _SAID = 500  # characters of a message
 _DAY = date(2024, 7, 26)  # the date that Llama 3's templates write without a clock
 _REWRITTEN = "the chat template writes messages[:{}] differently when others follow"
 _OTHER_PROMPT = "the prompt for messages[{}] is not what the chat template writes before the answer"
-_PROMPT = "make both the same in the template, or mark what the assistant says there with {% generation %}"
+_PROMPT = "make both equal in the template, or mark the answers there with {% generation %}"
 _SHOWN = 24  # characters of a text before and after a difference
-_SPLIT = "end the chat there, or mark what the assistant says with {% generation %} in the template"
+_SPLIT = "end the chat there, or mark the answers with {% generation %} in the template"
 
 
 class Rendered(NamedTuple):
@@ -142,7 +142,7 @@ def render(
             raise DataError(message, hint="remove the flags of single messages, or correct {% generation %} there")
         rendered = rendered._replace(spans=[rendered.spans[said.index(number)] for number in kept])
     if kept and not any(start < stop for start, stop in rendered.spans):
-        raise DataError("the chat template writes nothing that counts as said by the assistant", hint=_SPLIT)
+        raise DataError("the chat template writes no text for the answers of the assistant", hint=_SPLIT)
     return rendered
 
 

@@ -147,7 +147,7 @@ def make(kind: Kind, loaded: Loaded, content: bytes, place: str, bos: bool | Non
 
 def _chosen(name: str, wish: bool | None, token: int | None, adds: bool, place: str) -> int | None:
     if wish and token is None:
-        beside = f"for a tokenizer.json, a tokenizer_config.json beside it can name a {name}_token"
+        beside = f"for a tokenizer.json, a tokenizer_config.json next to it can name a {name}_token"
         raise DataError(f"has no {name.upper()} token", key=place, hint=f"set data.{name} to null or false; {beside}")
     return token if wish or (wish is None and adds) else None
 

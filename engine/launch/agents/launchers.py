@@ -113,7 +113,7 @@ class Starts:
         for number, command in enumerate(commands):
             log, program = folder.node_log(number), command.arguments[0]
             if shutil.which(program) is None:
-                message = f"{command.host} cannot be reached: there is no {program}"
+                message = f"{command.host} cannot be reached: {program} is not installed"
                 raise PreflightError(message, hint=f"install {program} on this machine")
             with append(log) as file:
                 logged = file.tell()

@@ -139,7 +139,7 @@ def shared_cores(job: Job) -> str | None:
     ranks, here = sum(node.devices for node in job.cluster.nodes if is_local(node.host)), cores()
     if uses_gpus(job.config) or ranks <= 2 * here:
         return None
-    return f"{ranks} ranks share {counted(here, 'core')} of this machine and take turns; --nproc {here} is no slower"
+    return f"{ranks} ranks share {counted(here, 'core')} of this machine and take turns; --nproc {here} is not slower"
 
 
 def idle_gpus(job: Job) -> str | None:

@@ -359,7 +359,7 @@ def _read(folder: RunFolder, joined: Joined) -> dict[str, Any]:
         owner = os.fstat(file.fileno()).st_uid
         # Where root is not root for the file server, as in containers, its files belong to the owner of its folders.
         if owner != user and not (user == 0 and owner == folder.root.stat().st_uid):
-            message = f"belongs to user {owner}, so user {user} takes no orders from it"
+            message = f"is owned by user {owner}; the agent of user {user} ignores it"
             raise PreflightError(message, key=str(path), hint="start all processes of a launch as the same user")
         return parse_object(file.read(MIB), str(path), PreflightError, "remove it")
 

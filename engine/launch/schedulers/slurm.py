@@ -150,4 +150,6 @@ def run_srun(command: Sequence[str]) -> int:
 
 def _missing(program: str) -> PreflightError:
     host = os.uname().nodename
-    return PreflightError(f"there is no {program} on {host}", key="--launcher slurm", hint="use a login node of Slurm")
+    return PreflightError(
+        f"{program} is not installed on {host}", key="--launcher slurm", hint="use a login node of Slurm"
+    )

@@ -17,9 +17,7 @@ def test_the_quickstart_is_made_of_toys() -> None:
     assert said is not None and len(said.splitlines()) == 1
     for way in ("recipe=NAME", "(data.path=FILE", "lengths=github", "profile-hardware"):
         assert way in said
-    assert (
-        toys(load([]), "model") == "defaults to replace by your own: model=tiny (recipe=NAME; `bytescale recipes list`)"
-    )
+    assert toys(load([]), "model") == "placeholder defaults: model=tiny (recipe=NAME; `bytescale recipes list`)"
 
 
 @pytest.mark.parametrize(

@@ -94,5 +94,5 @@ def test_many_ranks_on_few_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> No
     for ranks in (4, 64):
         job = Job(load(["recipe=quickstart", f"cluster.ranks_per_node={ranks}"]))
         lines.append(launchable.shared_cores(job))
-    assert lines == [None, "64 ranks share 2 cores of this machine and take turns; --nproc 2 is no slower"]
+    assert lines == [None, "64 ranks share 2 cores of this machine and take turns; --nproc 2 is not slower"]
     assert launchable.shared_cores(h200("cluster.ranks_per_node=8")) is None
