@@ -46,6 +46,7 @@ def main(
     arguments = parser.parse_args()
     rows, names = list[Row](), list[str]()
     columns: Sequence[str] = ()
+    # Rows are printed as soon as they are measured, because some cases take minutes.
     for name, work in cases(arguments):
         names.append(name)
         if arguments.cases and not any(f"{name}/".startswith(f"{wanted}/") for wanted in arguments.cases):

@@ -213,6 +213,8 @@ def rank(root: Path) -> int:
     groups = join_groups(config, Control(int(os.environ["RANK"]), Link.to_agent()))
     trainer = Trainer(folder, config, groups)
     asked = Asked(*json.loads((root / "asked.json").read_text(encoding="utf-8")))
+    # With a profile, calibration and plans are both measured in processor time, on these ranks: other programs then
+    # have little influence.
     clock = time.process_time if asked.profile else time.perf_counter
     step._mark = lambda device: clock()
     Stopwatch.now = lambda self: clock()  # type: ignore[method-assign]
@@ -226,6 +228,7 @@ def rank(root: Path) -> int:
     repeated = Repeated(read(Path(asked.profile) / RESULT), config, groups, trainer) if asked.profile else None
     times: dict[str, list[float]] = {name: [] for name in todo}  # of the slowest rank, or the mean of its update
     durations: dict[str, list[dict[int, float]]] = {name: [] for name in todo}  # of micro-batches
+    # Plans alternate, so that a change in the speed of the machine affects all of them.
     for turn in range(1 + (REPEATS_PROCESSOR_TIME if asked.profile else REPEATS)):
         for name, plan in todo.items():
             dist.barrier()

@@ -86,6 +86,7 @@ def quoted(value: str) -> str:
 def _problem(text: str) -> Problem | None:
     """Check the form of an override and its key, or its option if the key is a group; values are validated later."""
     key, equals, value = text.partition("=")
+    # Hydra suggests `+key` for a typing mistake, so the hint names the key that was meant.
     if text.startswith(("+", "~")):
         hint, plain = "write KEY=VALUE: keys cannot be added or removed", key.lstrip("+~")
         wrong = None if plain in tree.groups() else key_problem(plain, value)
@@ -108,6 +109,8 @@ def _problem(text: str) -> Problem | None:
         return Problem(
             "is a number with too many digits", key, f"`bytescale config help {key}` shows its allowed values"
         )
+    # Hydra reads commas as a sweep over several values, which commands do not support. Usually a list lacks its
+    # brackets, or a text its quotes.
     override = _parsed(text)
     if override is None:
         return _unparsed(key, value)

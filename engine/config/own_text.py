@@ -46,6 +46,7 @@ def own_copy(name: str, file: Path) -> str:
     values, _ = parse(text, Path(name))
     entries: list[Any] = []
     comments = [tree.about(text)]
+    # The copy does not depend on the packaged base, which a later version may change.
     for entry in values.pop("defaults", []):
         if isinstance(entry, str):
             base = tree.text_of("recipe", entry)
@@ -65,6 +66,7 @@ def own_copy(name: str, file: Path) -> str:
         chosen = [f"  - {key}: {option}" for entry in entries for key, option in entry.items()]
         lines += [f"# {_DEFAULTS}", "defaults:", *chosen, ""]
     lines += _body(values)
+    # Most copies are made to train on other documents, so the file contains the lines to change.
     if "data" not in values:
         groups = {key for entry in entries for key in entry}
         data = "make the entry of `override /data` in" if "override /data" in groups else "add to"

@@ -156,6 +156,7 @@ def _problem(key: str, place: str, detail: Any, typed: Mapping[str, str]) -> Pro
             create_model("Whole", number=(int, field)).model_validate({"number": whole})
         except ValidationError as error:
             detail = error.errors(include_url=False)[0] | {"loc": detail["loc"]}
+    # The message shows a value as the user typed it. pydantic's is parsed: it would show 1e-4 as 0.0001.
     value, context = detail["input"], detail.get("ctx", {})
     expected = str(context.get("expected", "")).replace("'", "")
     in_list = isinstance(detail["loc"][-1], int)
@@ -175,6 +176,7 @@ def _problem(key: str, place: str, detail: Any, typed: Mapping[str, str]) -> Pro
     elif kind == "tuple_type" and key == keys.MIX:
         sentence = "must be a list or {{NAME: WEIGHT}}, not {value}"
     message = sentence.format(**facts)
+    # The most specific hint: a name that was meant, an example, or a value within the bounds.
     if kind == "extra_forbidden" and key in keys.NESTED:
         names = list(keys.NESTED[key].model_fields)
         hint = did_you_mean(place.rpartition(".")[2], names, f"keys: {', '.join(names)}")

@@ -33,6 +33,7 @@ def work(folder: RunFolder, control: Control) -> int:
     from engine.config.load import read_resolved
     from engine.parallel.groups import join_groups
 
+    # The sums and messages go through the code of training, so a failure here would be one of training, too.
     groups = join_groups(read_resolved(folder.resolved), control)
     rank, ranks = groups.rank, groups.mesh.hdp
     comm = RingComm(groups.rings)

@@ -85,6 +85,7 @@ def _folder(name: str, folder: Path, key: str, least: tuple[int, str], good: tup
         what = "a file cannot be renamed" if error.filename2 is not None else "a file cannot be written and synced"
         hint = f"check `namei -l {place}` and how it is mounted, or {elsewhere}"
         return failed(name, f"{place}: {what}: {error.strerror}", hint, error.strerror)
+    # Failures come before warnings, which are about space and speed.
     if other.returncode != _LOCKED:
         message = f"{place}: locks do not exclude other processes, so two runs could write the same folder"
         return failed(name, message, f"mount it with locks (NFS: not nolock), or {elsewhere}", "locks have no effect")

@@ -30,6 +30,7 @@ def on_this_machine(job: Job) -> tuple[Job, list[str]]:
     share = None if host is None else host * _SHARE[0] // _SHARE[1] // ranks
     of_host = f"each rank's share of three quarters of this machine's memory ({counted(ranks, 'rank')})"
     of_gpu = "the memory of this machine's smallest GPU"
+    # Plans must be possible on every rank, so the smallest GPU limits all.
     limits = {"device_memory": (least_gpu_memory(), of_gpu), "host_memory": (share, of_host)}
     if not uses_gpus(config):
         # Both are parts of one memory, in the proportion of the recipe.
@@ -37,6 +38,7 @@ def on_this_machine(job: Job) -> tuple[Job, list[str]]:
         of_device = None if share is None else share * device // (device + offload)
         rest = None if share is None or of_device is None else share - of_device
         limits = {"device_memory": (of_device, f"part of {of_host}"), "host_memory": (rest, f"part of {of_host}")}
+    # Only lowered: a user may set less than the machine has, for example to plan for a smaller one.
     lower, lines = {}, []
     for key, (limit, what) in limits.items():
         asked = getattr(config.cluster, key)

@@ -33,10 +33,12 @@ def harm(run: Path, fault: Fault, rank: int) -> str:
         raise ConfigError("does not allow chaos", key=str(run), hint=hint)
     folder = RunFolder(run)
     folder.chaos.mkdir(exist_ok=True)
+    # These faults need no rank, so they happen immediately.
     if fault.name == "corrupt-checkpoint":
         return _corrupt(folder)
     if fault.name == "fill-disk":
         return _fill(folder)
+    # A rank checks for its faults only at the phases that it reaches, so one that no rank can reach would wait forever.
     ranks = Job(config).cluster.ranks
     if not 0 <= rank < ranks:
         message, hint = f"is not among the {counted(ranks, 'rank')} of the run", f"for example --rank {ranks - 1}"

@@ -72,6 +72,7 @@ def outcome(launch: Launch, start: Start) -> dict[str, Any]:
     if speed is not None:
         headline = of_run(lines, speed)
         say(f"{headline.figure}: {headline.text}")
+    # A model that is not better than counts of pairs of tokens has learned little, whatever its loss.
     if validated and bigram_nats is not None:
         verdict = "below" if validated[-1] < bigram_nats else "not below"
         bigram = f"the bigram entropy of the corpus, {bigram_nats:.3f}"

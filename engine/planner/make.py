@@ -27,6 +27,7 @@ def plan_step(lengths: Ints, settings: PlanSettings) -> StepPlan:
     """
     check_planner(settings)
     check_nodes(settings)
+    # Compiled code does not check its inputs, so invalid lengths are rejected here.
     given = np.asarray(lengths)
     if given.size == 0:
         raise DataError("cannot plan a step without sequences")

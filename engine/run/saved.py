@@ -96,6 +96,7 @@ def listed(run: Path | str) -> list[dict[str, Any]]:
         remote = Remote(str(run), "RUN")
         with reaching(remote):
             return remote.listed()
+    # One damaged or unreadable checkpoint must not hide the others.
     rows, forbidden = [], list[PermissionError]()
     for folder in newest_first(find(Path(run)).parent):
         step, ranks, damaged = step_of(folder), None, None

@@ -56,6 +56,7 @@ def status(run: Path) -> Status:
     starts = read_launches(folder.launches)
     outcome = starts[-1].outcome if starts else ""
     speed = Speed.of(lines, [one.step for one in starts])
+    # A held lock means that the run is running. Metrics cannot show this: a step may take long.
     if running:
         state = "running"
     elif last["step"] >= config.run.steps or last.get("ended"):

@@ -110,6 +110,7 @@ def following(names: Sequence[str], folder: RunFolder, say: Say, on_step: OnStep
         steps = f" and lacks {counted(lacks, 'step')}" if lacks > 0 else ""
         say(f"warning: the tracker {name} fails{steps}: {problem} (details: {folder.tracker_log(name)})")
 
+    # The run's own display comes first, so that a slow start of a tracker does not delay it.
     def followed(line: Mapping[str, Any]) -> None:
         nonlocal last
         on_step(line)

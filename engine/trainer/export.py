@@ -48,10 +48,12 @@ def export_weights(
         saved = open_checkpoint(source, say)
         folder, config, facts = saved.folder, saved.config, saved.facts
         dtype = dtype or config.dtype
+        # In a bf16 run only the optimizer states contain fp32 weights, in the files of all ranks.
         table = parameters_of(config.model)
         held = model_weights(folder, table)
         weights = master_weights(folder, table) if (dtype, config.dtype) == ("fp32", "bf16") else held
         entries = _entries(weights, config, DTYPES[dtype])
+        # Runs of earlier versions have not recorded the token that ends a turn.
         ends_turn = {} if "end_of_turn" in facts else {"end_of_turn": _end_of_turn(config.data.tokenizer)}
         generation = generation_config({**facts, **ends_turn})
         ends = generation.get("bos_token_id"), generation.get("eos_token_id")

@@ -72,6 +72,7 @@ def generate(
     """
     if not prompt:
         raise ConfigError("is empty", key="--prompt", hint="for example --prompt 'def main():'")
+    # A folder with a manifest is a checkpoint, even if it contains a config.json.
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     is_folder = (source / CONFIG).is_file() and not (source / MANIFEST).exists()
     found = (_of_folder if is_folder else _of_checkpoint)(source, tokenizer, device, say)
@@ -79,9 +80,11 @@ def generate(
     if parameters < _TOY:
         what = f"a toy of {parameters:,} parameters: do not expect its text to make sense"
         say(f"the model is {what}; `bytescale recipes list` shows larger ones")
+    # Ids without an embedding would fail inside the model.
     if found.tokenizer.vocabulary > found.model.shape.vocab:
         message = f"has {found.tokenizer.vocabulary:,} tokens, but the model only {found.model.shape.vocab:,}"
         raise DataError(message, key=f"tokenizer of {source}", hint="name the right one with --tokenizer")
+    # At least one token must fit into the context after the prompt.
     ids = prompt_ids(found.tokenizer, prompt)
     room = found.context - len(ids)
     if room < 1:

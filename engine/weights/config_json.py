@@ -70,6 +70,7 @@ def model_values(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     `path` is the file, for messages. Without rotary scaling the result has no `rope.` keys. Raises DataError that lists
     all values that are invalid, or that our models do not support.
     """
+    # The family decides the names of all other keys.
     key = "architectures" if config.get("architectures") else "model_type"
     name = config.get(key)
     known = next((one for one in FAMILIES.values() if name in ([one.architecture], one.name)), None)
@@ -100,6 +101,7 @@ def model_values(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
         problems += _wrong_type("head_dim", head_dim, int, path)
     if problems:
         raise DataError.of(problems)
+    # `head_size` stays null if the heads divide the width, as in recipes.
     if head_dim is not None and head_dim * values["heads"] != values["hidden"]:
         values["head_size"] = head_dim
     if values["kv_heads"] is None:

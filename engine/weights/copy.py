@@ -31,6 +31,7 @@ def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
     if out is not None and out.exists() and folder.exists() and out.samefile(folder):
         hint = "omit --out: training can read this folder"
         raise ConfigError("is the folder being imported", key="--out", hint=hint)
+    # Everything small is checked before the weights are read, which takes minutes.
     config, overrides = read_model(folder)
     headers = read_headers(folder)
     check_weights(folder, config)
@@ -39,6 +40,7 @@ def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
     if out is None:
         _read_files(folder, headers, None)
     else:
+        # config.json is copied last: a folder without it is not a model.
         with new_folder(out) as draft:
             _read_files(folder, headers, draft)
             single = SINGLE in {header.file for header in headers.values()}

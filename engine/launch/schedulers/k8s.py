@@ -29,6 +29,7 @@ _CONTAINER = "train"
 def manifest(config: Config, words: Sequence[str]) -> str:
     """Return the YAML of a Service and a Job that train with these words of the command line. Raises ConfigError."""
     k8s = config.k8s
+    # All problems are reported together, because a manifest is usually written on another machine than it is applied.
     problems = [
         Problem(NOT_SET, key, f"set {key}={example}, {what}")
         for key, value, what, example in (
@@ -47,6 +48,8 @@ def manifest(config: Config, words: Sequence[str]) -> str:
         raise ConfigError.of(problems)
     name = _name(config)
     meta = {"name": name, **({"namespace": k8s.namespace} if k8s.namespace else {})}
+    # Pods of a Job have names that resolve only with a headless Service. The launcher's must resolve before it is
+    # ready, because the others connect to it at its start.
     service = {
         "apiVersion": "v1",
         "kind": "Service",

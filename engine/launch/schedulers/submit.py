@@ -31,6 +31,7 @@ def hand_over(
     if config.cluster.hostfile is not None:
         key = f"cluster.hostfile={config.cluster.hostfile}"
         raise ConfigError("the hosts are chosen by the cluster", key=key, hint="leave it out and set cluster.nodes")
+    # Checked before the job waits in a queue.
     job = Job(config)
     check_launch(job, None)
     check_fit(job, {"cluster.nodes"})
@@ -40,6 +41,7 @@ def hand_over(
     text = slurm.script(config, folder, words) if launcher == "slurm" else k8s.manifest(config, words)
     if dry_run:
         return {"dry_run": {"launcher": launcher, "nodes": config.cluster.nodes, "script": text}}
+    # A dry run writes nothing, so the folder is checked only now.
     check_place(folder, config)
     path = folder.script if launcher == "slurm" else folder.manifest
     try:

@@ -72,6 +72,7 @@ def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
             raise PlanError(0, f"the plan's {name} is {got}, not {expected}")
     if plan.stages != 1 and plan.mode != "pipeline":
         raise PlanError(0, f"{plan.mode} mode has no stages, but the plan has {plan.stages}")
+    # The other rules index these arrays, so shapes and ranges are checked first.
     for name, array in plan.arrays().items():
         if array.ndim != 1 or array.dtype != _INT64:
             raise PlanError(0, f"{name} is not a one-dimensional array of 64-bit integers")
