@@ -1,4 +1,4 @@
-"""Error types: each has an exit code, and names the place of the mistake and a way to fix it.
+"""Error types: each has an exit code, and names the place of the error and a way to fix it.
 
 The command line prints every error and exits with its code; no other layer does either.
 """
@@ -76,7 +76,7 @@ class BytescaleError(Exception):
 
 
 class ConfigError(BytescaleError):
-    """Wrong usage or config. Reports all mistakes, not only the first."""
+    """Wrong usage or config. Reports all problems, not only the first."""
 
     code = ExitCode.USAGE
 

@@ -101,7 +101,7 @@ def _regular(handle: int, path: Path) -> int:
 
 
 def free_name(path: Path) -> Path:
-    """Return the first of `NAME.1`, `NAME.2`, ... beside `path` that does not exist."""
+    """Return the first of `NAME.1`, `NAME.2`, ... next to `path` that does not exist."""
     number = 1
     while (free := path.with_name(f"{path.name}.{number}")).exists():
         number += 1

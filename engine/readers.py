@@ -41,7 +41,7 @@ Refusal = type[BytescaleError]
 def open_regular(path: Path, error: Refusal = DataError, hint: str = AGAIN) -> BinaryIO:
     """Open a regular file, or a link to one, to read bytes.
 
-    Anything else is refused unopened: a named pipe would wait for a writer, and /dev/zero never ends. Raises `error`;
+    Anything else is rejected unopened: a named pipe would wait for a writer, and /dev/zero never ends. Raises `error`;
     FileNotFoundError, PermissionError and errors of the storage pass, since callers and the command line name these.
     """
     try:

@@ -46,9 +46,9 @@ class Cluster:
     def hdp(self, parallel: schema.Parallel) -> Cluster:
         """Group the devices into HDP ranks of tp x pp devices, placed as in `Mesh`; return the cluster of these ranks.
 
-        The tp devices of a stage are neighbours, and stages lie in different nodes where possible. Rings connect
+        The tp devices of a stage are neighbours, and stages are on different nodes where possible. Rings connect
         devices of one stage, so a rank belongs to the node of its first stage; nodes without a first stage are left
-        out. A rank whose tp devices fill several nodes forms a node of its own. A rank has the speed of its slowest
+        out. A rank whose tp devices fill several nodes forms a separate node. A rank has the speed of its slowest
         device and the memory of its smallest.
 
         Raises ConfigError if tp x pp does not divide the devices, if ep does not divide the HDP ranks, or if the tp
@@ -92,7 +92,7 @@ class Cluster:
     def _smaller_mesh(self, parallel: schema.Parallel) -> tuple[int, int] | None:
         """Return the tp and pp with the largest product that form whole ranks of these devices, or None.
 
-        They are at most the given ones, and the devices of a tp group lie in one node. The new tp divides the given
+        They are at most the given ones, and the devices of a tp group are in one node. The new tp divides the given
         one, so it also divides the model's heads and columns if the given one does.
         """
         works = [

@@ -49,7 +49,7 @@ def pytorch_without_cuda() -> str | None:
     """Return the version of the installed PyTorch if it was built without CUDA, else None."""
     torch = find_spec("torch")
     if torch is None or torch.origin is None:
-        return None  # a rank reports what is wrong when it imports it
+        return None  # a rank reports the error when it imports it
     facts = runpy.run_path(str(Path(torch.origin).with_name("version.py")))
     return None if facts["cuda"] else str(facts["__version__"])
 

@@ -87,7 +87,7 @@ def _canonical(address: str) -> str:
 
 
 def _parse_line(words: list[str], key: str) -> Node:
-    """Parse the words of one line. Raises ConfigError, with `key` as the place, for the first mistake."""
+    """Parse the words of one line. Raises ConfigError, with `key` as the place, for the first error."""
     host, *rest = words
     if _HOST.fullmatch(host) is None:
         raise ConfigError(f"{host!r} is not a host name", key=key, hint=_FORM)

@@ -24,7 +24,7 @@ _RULES: list[Rule] = [*mesh_checks.RULES]
 
 
 def _rule(function: Rule) -> Rule:
-    """Register a rule. Its name says what must hold; rules run in the order of this file."""
+    """Register a rule. Its name is the condition; rules run in the order of this file."""
     _RULES.append(function)
     return function
 
@@ -303,7 +303,7 @@ def every_source_has_documents_of_its_own(config: Config) -> Problem | None:
 
 @_rule
 def separators_are_of_folders(config: Config) -> Problem | None:
-    """Files of other formats say where their documents end."""
+    """Files of other formats mark the ends of documents."""
     data = config.data
     named = {"data": data.format if data.separator and not data.sources else "folder"}
     named |= {f"data.sources.{name}": one.format or data.format for name, one in data.sources.items() if one.separator}

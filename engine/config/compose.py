@@ -114,7 +114,7 @@ def _check_references(values: Mapping[str, Any]) -> None:
 
     def size(key: str) -> int:
         if key not in sizes:
-            sizes[key] = 0  # for a reference to itself, which OmegaConf refuses
+            sizes[key] = 0  # for a reference to itself, which OmegaConf rejects
             text = str(values[key])
             inner = [other for name in _REFERENCE.findall(text) for other in values if _names(name, other)]
             sizes[key] = len(text) + sum(map(size, inner))

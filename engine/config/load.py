@@ -1,4 +1,4 @@
-"""Turns KEY=VALUE overrides into a typed, frozen Config, or one error that lists every mistake."""
+"""Turns KEY=VALUE overrides into a typed, frozen Config, or one error that lists every problem."""
 
 from __future__ import annotations
 

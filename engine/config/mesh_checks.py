@@ -114,7 +114,7 @@ def experts_can_be_shared(config: Config) -> Problem | None:
     key = "parallel.ep"
     if not family_of(config.model).experts:
         return Problem(f"{ep} ranks cannot share experts, because the model has none", key, "set parallel.ep=1")
-    # A hostfile may have any ranks: `Cluster.hdp` refuses those that ep does not divide.
+    # A hostfile may have any ranks: `Cluster.hdp` rejects those that ep does not divide.
     common = experts if config.cluster.hostfile else math.gcd(experts, ranks)
     if common % ep == 0:
         return None

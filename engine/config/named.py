@@ -1,4 +1,4 @@
-"""What the user names: documents, lengths, or both, on the command line or in a recipe of their own.
+"""Whether the user names documents, lengths, or both, on the command line or in a user recipe.
 
 Packaged recipes for large models choose a mix of synthetic lengths (`lengths=github`), because no one has their
 documents. Who names documents wants these to be planned, so naming them chooses `lengths=data`.
@@ -35,13 +35,13 @@ class Named(NamedTuple):
 
 
 def named(overrides: Sequence[str]) -> Named:
-    """Return what these overrides of `load` name, or the recipe of one's own that they choose."""
+    """Return what these overrides of `load` name, or the user recipe that they choose."""
     others, own, _ = separate(overrides)
     return named_by(others, own)
 
 
 def named_by(others: Sequence[str], own: Sequence[OwnRecipe]) -> Named:
-    """Return what overrides and recipes of one's own (`own.separate`) name.
+    """Return what overrides and user recipes (`own.separate`) name.
 
     The command line comes before a file, and a file before those that it builds on.
     """
@@ -53,7 +53,7 @@ def named_by(others: Sequence[str], own: Sequence[OwnRecipe]) -> Named:
 
 
 def names_path_alone(overrides: Sequence[str]) -> bool:
-    """Return whether these overrides, or a recipe of one's own, set `data.path`, and none of them a format."""
+    """Return whether these overrides, or a user recipe, set `data.path`, and none of them a format."""
     others, own, _ = separate(overrides)
     keys = [text.partition("=")[0] for text in others]
     for recipe in own:
@@ -63,13 +63,13 @@ def names_path_alone(overrides: Sequence[str]) -> bool:
 
 
 def names_tokenizer(overrides: Sequence[str]) -> bool:
-    """Return whether these overrides of `load`, or a recipe of one's own that they choose, set `data.tokenizer`."""
+    """Return whether these overrides of `load`, or a user recipe that they choose, set `data.tokenizer`."""
     others, own, _ = separate(overrides)
     return sets("data.tokenizer", others, own)
 
 
 def sets(key: str, others: Sequence[str], own: Sequence[OwnRecipe]) -> bool:
-    """Return whether overrides or recipes of one's own (`own.separate`) set a key by itself."""
+    """Return whether overrides or user recipes (`own.separate`) set a key explicitly."""
     typed = (text.removeprefix("++").partition("=")[0] for text in others)
     return key in typed or any(key in recipe.lines for recipe in own)
 
@@ -87,7 +87,7 @@ def _layers(others: Sequence[str], own: Sequence[OwnRecipe]) -> Iterator[tuple[s
 
 
 def _first(names: Sequence[str], keys: Mapping[str, str]) -> str | None:
-    """Return the value of the first key that equals a name or lies below it; `data` matches only itself."""
+    """Return the value of the first key that equals a name or is below it; `data` matches only itself."""
     for name in names:
         for key, value in keys.items():
             if key == name or (name != "data" and key.startswith(f"{name}.")):

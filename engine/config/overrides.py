@@ -1,7 +1,7 @@
 """Checks KEY=VALUE overrides against the recipes and the schema before Hydra applies them.
 
 Hydra stops at the first bad override and suggests `+key`, which is wrong for a typing mistake. Here every override is
-checked separately, so that all mistakes are reported together.
+checked separately, so that all problems are reported together.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NULLABLE = ("cluster.hostfile", "cluster.calibration", "lengths.path", "data.ca
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(,\d{3})+")  # to Hydra these are several values
 _DEEPEST = 20  # brackets in brackets; no key needs more than four
 _DIGITS = re.compile(r"\d{300}")
-_SHORT_LIST = 8  # up to this many options, a hint lists them all beside the nearest name
+_SHORT_LIST = 8  # up to this many options, a hint lists them all after the nearest name
 
 
 def check(texts: Sequence[str]) -> tuple[list[str], list[Problem]]:

@@ -1,4 +1,4 @@
-"""Recipes of one's own: YAML files outside the package that `recipe=./mine.yaml` or `--config mine.yaml` names.
+"""User recipes: YAML files outside the package that `recipe=./mine.yaml` or `--config mine.yaml` names.
 
 Such a file is composed like a packaged recipe. It is read and checked here, before Hydra sees it, because Hydra's
 errors stop at the first mistake and name no line. A key that is wrong is reported and left out.
@@ -60,7 +60,7 @@ def separate(overrides: Sequence[str]) -> tuple[list[str], list[OwnRecipe], list
 
 
 def read(path: Path) -> tuple[list[OwnRecipe], list[Problem]]:
-    """Read a recipe of one's own and the files it builds on, each through the `defaults` of the one before.
+    """Read a user recipe and the files it builds on, each through the `defaults` of the previous one.
 
     `values` contains only keys of the schema. The list is empty if a file cannot be read, or if its `defaults` are
     wrong: then its keys would be checked together with values that the user did not mean. Problems name file and line.
@@ -93,7 +93,7 @@ def read(path: Path) -> tuple[list[OwnRecipe], list[Problem]]:
         whole = whole and not wrong
         problems += wrong
         known = dict(_known(values, path, lines, problems))
-        # Without a name of its own a file would get the name, and the run folder, of the recipe that it builds on.
+        # Without a separate name, a file would get the name, and the run folder, of its base recipe.
         named = {"recipe": path.stem} | known | ({"defaults": entries} if entries else {})
         chain.append(OwnRecipe(f"own-{len(chain)}", path, named, lines, texts))
         next_path, place = base or (None, place)
@@ -103,7 +103,7 @@ def read(path: Path) -> tuple[list[OwnRecipe], list[Problem]]:
 def without_base(own: Sequence[OwnRecipe], problems: Sequence[Problem]) -> list[Problem]:
     """Make one problem of all keys that are not set because the last file of `own` builds on no recipe.
 
-    Keys of groups are left as they are: an option such as data=jsonl has keys that every user must set.
+    Keys of groups are unchanged: an option such as data=jsonl has keys that every user must set.
     """
     missing = [
         one.key
@@ -151,7 +151,7 @@ def parse(text: str, path: Path) -> tuple[dict[str, Any], yaml.Node | None]:
 def _of_this_version(values: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return the values of a file without the number of its format; a saved config gets the keys added since.
 
-    Any other recipe has these from what it builds on. Raises ConfigError as `upgraded`.
+    Any other recipe has these from its base. Raises ConfigError as `upgraded`.
     """
     new = upgraded(values, place)
     since = {key.partition(".")[0] for change in CHANGES.values() for key in change.added}

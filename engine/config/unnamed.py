@@ -1,4 +1,4 @@
-"""Recipes of one's own from versions without `model.family`: there the number of experts chose the family."""
+"""User recipes from versions without `model.family`, in which the number of experts determined the family."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.family.families import FAMILIES, unnamed
 
 
 def names_no_family(good: Sequence[str], own: Sequence[OwnRecipe]) -> bool:
-    """Return whether a file sets `model.experts`, and nothing sets `model.family` by itself."""
+    """Return whether a file sets `model.experts`, and nothing sets `model.family` explicitly."""
     return any("model.experts" in recipe.lines for recipe in own) and not sets("model.family", good, own)
 
 

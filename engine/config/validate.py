@@ -1,4 +1,4 @@
-"""Validates plain values into the typed Config and explains every mistake in plain English."""
+"""Validates plain values into the typed Config and explains every error in plain English."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _without_missing(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _place(key: str, location: Sequence[str]) -> str:
-    """Return the place of a mistake: below data.sources and data.mix that of the value, else the key itself."""
+    """Return the place of an error: below data.sources and data.mix that of the value, else the key itself."""
     if key not in keys.NESTED:
         return key
     deepest = 4 if key == keys.SOURCES else 5  # below are items of lists and members of unions
@@ -151,7 +151,7 @@ def _problem(key: str, place: str, detail: Any, typed: Mapping[str, str]) -> Pro
     original = detail["input"]
     whole = _whole(original)
     if field is not None and detail["type"] == "int_type" and whole is not None:
-        # 1e9 is refused as a float; if the whole number is out of bounds, that is the mistake to report.
+        # 1e9 is rejected as a float; if the whole number is out of bounds, that is the error to report.
         try:
             create_model("Whole", number=(int, field)).model_validate({"number": whole})
         except ValidationError as error:
@@ -182,7 +182,7 @@ def _problem(key: str, place: str, detail: Any, typed: Mapping[str, str]) -> Pro
         hint = did_you_mean(place.rpartition(".")[2], names, f"keys: {', '.join(names)}")
     elif field is None:
         hint = did_you_mean(key, keys.leaves())
-    elif key == keys.MIX:  # overrides cannot set what is inside
+    elif key == keys.MIX:  # overrides cannot set its parts
         hint = f"for example {keys.example(key)}"
     else:
         hint = _hint(key if field is keys.leaves().get(key) else place, field, kind, facts, whole)
@@ -249,7 +249,7 @@ def _hint(key: str, field: FieldInfo, kind: str, facts: Mapping[str, object], wh
 
 
 def not_built(key: str, value: object, available: str) -> Problem | None:
-    """Return the problem with a value that only a later version will accept, and that is no typing mistake; else None.
+    """Return the problem with a value that only a later version will accept, and that is not a typing error; else None.
 
     `available` lists the values that can be chosen today.
     """

@@ -1,8 +1,7 @@
 """The model of a config with `run.weights`: weights are a model, so it and its tokenizer are theirs, not the recipe's.
 
-What the user sets, on the command line or in a recipe of their own, must not contradict it, except for the rotary
-embedding, which training for longer contexts changes. Packaged recipes that name weights themselves set it for their
-context.
+Values on the command line or in a user recipe must not contradict it, except for the rotary embedding, which training
+for longer contexts changes. Packaged recipes that name weights themselves set it for their context.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Users(NamedTuple):
     """Who sets keys of `model`, if it is not a packaged recipe: an override, or a line of a file, by key."""
 
     options: dict[str, str]  # that set all keys: model=llama7b
-    keys: dict[str, str]  # that are set by themselves
+    keys: dict[str, str]  # that are set explicitly
 
 
 def set_by_user(good: Sequence[str], own: Sequence[OwnRecipe]) -> Users:

@@ -23,7 +23,7 @@ _WRITE = "write KEY: VALUE"
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what is too deep or too large, with its aliases expanded."""
+    """Rejects values that are too deep or too large, with their aliases expanded."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -128,7 +128,7 @@ def lines_of(node: yaml.Node | None) -> dict[str, int]:
 
 
 def texts_of(node: yaml.Node | None) -> dict[str, str]:
-    """Return the text of each value that is no section or list: {"run.steps": "1e3", ...}."""
+    """Return the text of each value that is not a section or a list: {"run.steps": "1e3", ...}."""
     return {key: inner.value for key, _, inner in _named(node) if isinstance(inner, yaml.ScalarNode)}
 
 

@@ -129,7 +129,7 @@ class Branch:
         self._send(self._reduction.answered(operation.name), Result(operation))
 
     def _send(self, links: Iterable[Link], message: Message | None = None) -> None:
-        """Send a message to each link; without a message, what is unsent."""
+        """Send a message to each link; without a message, buffered data."""
         line = line_of(message) if message else b""
         for link in links:
             sent = True

@@ -56,7 +56,7 @@ class Chaos:
         self._folder, self._rank, self._own = folder, rank, folder / f"rank-{rank}"
         self._own.mkdir(exist_ok=True)
         self._before, self._since = "", time.perf_counter()
-        self._lock = threading.Lock()  # the moments of a checkpoint are reached in a thread of their own
+        self._lock = threading.Lock()  # the moments of a checkpoint are reached in a separate thread
 
     def reach(self, step: int, phase: str) -> None:
         """Trigger the faults planned for this phase, or for one of MOMENTS."""

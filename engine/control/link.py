@@ -48,7 +48,7 @@ class Link:
         self.write(line_of(message))
 
     def write(self, line: bytes = b"") -> bool:
-        """Send a message that `line_of` has encoded, after what is unsent. Returns whether all of it has been sent.
+        """Send a message that `line_of` has encoded, after buffered ones. Returns whether all of it has been sent.
 
         It always has, unless the link is `unblocked`. Raises OSError if the other end is gone.
         """
@@ -66,7 +66,7 @@ class Link:
             return True
 
     def unblock(self) -> None:
-        """From now on, keep what the other end does not take at once, and do not wait for it: see `write`."""
+        """From now on, buffer what the other end does not read immediately instead of waiting: see `write`."""
         for descriptor in {self._reads, self._writes}:
             os.set_blocking(descriptor, False)
 

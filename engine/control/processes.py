@@ -34,7 +34,7 @@ class StopWatch:
     """Notices that a signal has stopped a process for some seconds in which this process was not stopped itself."""
 
     def __init__(self, clock: AwakeClock | None = None) -> None:
-        """By default the watch has a clock of its own."""
+        """By default the watch has a separate clock."""
         self._clock = clock or AwakeClock()
         self._since: float | None = None
 

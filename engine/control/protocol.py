@@ -312,7 +312,7 @@ def line_of(message: Message) -> bytes:
 
 
 def message_of(line: bytes | bytearray) -> Message | None:
-    """Decode the message of a line; None if the line is no JSON object, such as the greeting of a remote shell.
+    """Decode the message of a line; None if the line is not a JSON object, such as the greeting of a remote shell.
 
     Raises ProtocolError for a message that this version does not have.
     """

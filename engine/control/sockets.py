@@ -33,7 +33,7 @@ _FAILURES = (multiprocessing.AuthenticationError, AssertionError, EOFError, OSEr
 class Listener:
     """Accepts connections of ends that know the secret. It is readable, for a selector, when there are new links.
 
-    Each handshake runs in a thread of its own, so an end that stalls in it delays no other.
+    Each handshake runs in a separate thread, so a stalled peer delays no other.
     """
 
     def __init__(self, host: str, secret: bytes, port: int = 0) -> None:

@@ -83,7 +83,7 @@ def alike(flops_per_s: float) -> dict[str, Any]:
 LINEAR_TERMS = tuple(map(_term, LINEAR_KINDS))
 _ALL_LINEAR = "linear_flops_per_s"  # in format 3, the rate of all kinds
 _TEXT = ("cluster", "device", "source")
-_LEAST, _MOST = 1e-12, 1e30  # values beyond these are mistakes, and products would overflow
+_LEAST, _MOST = 1e-12, 1e30  # values beyond these are errors, and products would overflow
 NEVER_S = _MOST  # as `plan_build_s`: no shape gets a plan
 _MAY_BE_ZERO = (
     *("half_tokens", "micro_batch_s", "layer_s", "sequence_s", "round_s", "ring_s", "latency_s", "overlap", "step_s"),

@@ -1,4 +1,5 @@
-"""Work of linear layers, whose kinds may run at different rates: one in FP8 beside one in bf16, or kernels of experts.
+"""Work of linear layers, whose kinds may run at different rates: for example one in FP8 and one in bf16, or kernels of
+experts.
 
 It is counted in weights of the kind `head`: n weights of another kind are as many weights of this one as take equally
 long. Where all kinds have one rate, work is exactly the number of weights.

@@ -76,7 +76,7 @@ def optimizer_tensors(optimizer: schema.Optimizer) -> int:
 def moments(config: schema.Config, stage: int, ranks: int, partition: int) -> int:
     """Elements of an optimizer's states besides master weights on a device of a stage, which has `partition` of these.
 
-    ZeRO partitions each kind of parameters by itself over the `ranks`.
+    ZeRO partitions each kind of parameters separately over the `ranks`.
     """
     kept = states_of(config.optimizer)
     found = kept["matrix"] * partition

@@ -1,4 +1,4 @@
-"""What the agent of a host answers when the doctor asks (hosts.py). Imports no torch."""
+"""The answers of a host's agent to the doctor's questions (hosts.py). Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks the hosts of a hostfile: starts the agents that `train` starts, and asks them (host.py)."""
+"""Checks the hosts of a hostfile: starts the agents that `train` starts, and queries them (host.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks torch and DeepSpeed what they find here: `python -m engine.doctor.libraries REQUEST`, a process of its own.
+"""Examines torch and DeepSpeed on this machine in a separate process: `python -m engine.doctor.libraries REQUEST`.
 
 They take seconds to import, and may kill the process that imports them. It prints a message for each question, as soon
 as it is answered, so the questions before a crash have their answers.

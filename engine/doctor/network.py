@@ -36,7 +36,7 @@ def host_name(several: bool) -> Check:
 def interfaces(variables: Mapping[str, str], peers: Sequence[str]) -> Check:
     """Check that variables name interfaces that this machine has, and that it has a route to the hosts `peers`.
 
-    Peers whose names do not resolve are left out: the checks of these hosts say so.
+    Peers whose names do not resolve are left out: the checks of these hosts report it.
     """
     name, present = "interfaces", socket.if_nameindex()
     if problem := interface_problem(variables):

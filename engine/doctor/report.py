@@ -23,7 +23,7 @@ _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b[0-9a-f]{0,4}(?::[0-9a-f]{
 
 
 def bug_report(checks: Sequence[Check], job: Job) -> str:
-    """Write what is worth knowing about this machine, in lines that can be pasted in public."""
+    """Describe this machine in lines that can be pasted in public."""
     config, cluster, memory = job.config, job.cluster, total_bytes()
     has = f"{counted(os.cpu_count() or 1, 'core')}, {format_bytes(memory) if memory else 'unknown'} of memory"
     nodes = f"{counted(len(cluster.nodes), 'node')} with {counted(cluster.ranks, 'rank')}"

@@ -1,4 +1,4 @@
-"""Checks folders: space, fsync, atomic renames, file locks, and whether a damaged checkpoint is noticed."""
+"""Checks folders: space, fsync, atomic renames, file locks, and whether a damaged checkpoint is detected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILE_BYTES = 1 << 20
 _SLOW_S = 2.0  # to write and sync _FILE_BYTES: a checkpoint of 1 GiB would take half an hour
 _CACHE_BYTES = 1 << 30  # free space below which packed documents soon fill a disk
 _LOCKED = 3
-# A process of its own: on NFS a second lock of the same process is no conflict.
+# A separate process: on NFS a second lock of the same process does not conflict.
 _TAKE_LOCK = f"""
 import fcntl, sys
 with open(sys.argv[1], "r+") as file:

@@ -10,7 +10,7 @@ from engine.config.units import counted, format_apart
 from engine.job import Job
 
 # Of the host's memory, what ranks may use; the rest is for the system, page caches and the ranks' own processes. The
-# same share as in recipes/cluster. Total memory and not what is available now: plans must not differ between restarts.
+# same share as in recipes/cluster. Total memory, not available memory: plans must not differ between restarts.
 _SHARE = 3, 4
 
 
@@ -19,8 +19,8 @@ def on_this_machine(job: Job) -> tuple[Job, list[str]]:
 
     A rank gets an equal part of three quarters of the host's memory, and the memory of the smallest GPU. Ranks of
     `cluster=local` are processes: their own memory and that for offload together are this part. Memory that cannot be
-    read limits nothing, and a job whose ranks all run on other hosts stays as it is. A hostfile's `memory=` is
-    checked by `gpu_problem`.
+    read limits nothing, and a job whose ranks all run on other hosts is unchanged. A hostfile's `memory=` is checked by
+    `gpu_problem`.
     """
     config = job.config
     ranks = sum(node.devices for node in job.cluster.nodes if is_local(node.host))

@@ -53,7 +53,7 @@ class Suggestion:
 
 
 def as_overrides(changes: Mapping[str, Any]) -> str:
-    """New values of config keys as they are typed: `zero.stage=2 offload.ratio=auto`."""
+    """New values of config keys, as on the command line: `zero.stage=2 offload.ratio=auto`."""
     values = {key: str(value).lower() if isinstance(value, bool) else value for key, value in changes.items()}
     return " ".join(f"{key}={value}" for key, value in values.items())
 

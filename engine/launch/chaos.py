@@ -21,7 +21,7 @@ _PIECES = (1 << 24, 1 << 12)  # bytes
 
 
 def harm(run: Path, fault: Fault, rank: int) -> str:
-    """Plant a fault, or harm the run at once; return what was done. `fault.name` is one of
+    """Schedule a fault, or harm the run immediately; return a description. `fault.name` is one of
     `engine.control.chaos.FAULTS`.
 
     Raises ConfigError if the folder is not that of a run that allows it, or has no such rank or phase, or if it has
@@ -80,7 +80,7 @@ def _corrupt(folder: RunFolder) -> str:
 
 
 def _fill(folder: RunFolder) -> str:
-    """Allocate what is free on the disk of the run folder to a file in it."""
+    """Allocate all free space on the disk of the run folder to a file in it."""
     disk, ballast, size = os.statvfs(folder.root), folder.chaos / "ballast", 0
     if disk.f_blocks * disk.f_frsize > _LARGEST_DISK:
         message = f"is on a disk of {format_bytes(disk.f_blocks * disk.f_frsize)}, which other programs may need"

@@ -20,10 +20,10 @@ _COMMANDS = 2**14  # most nodes whose commands are listed
 def dry_run_of(launch: Launch, start: Start, refused: list[Problem]) -> dict[str, Any]:
     """Build the JSON of a dry run, and say its warnings.
 
-    `refused` are the problems for which a launch would be refused.
-    `commands` start the agents of at most _COMMANDS nodes, and none if all steps are done; `program` is what each agent
-    starts for each of its ranks. `forwarded` names the variables that ranks on other hosts get from this environment,
-    `withheld` those that look like secrets and stay here, `not_forwarded` others of libraries that stay here.
+    `refused` are the problems that would prevent a launch. `commands` start the agents of at most _COMMANDS nodes, and
+    none if all steps are done; `program` is what each agent starts for each of its ranks. `forwarded` names the
+    variables that ranks on other hosts get from this environment, `withheld` those that look like secrets and stay
+    here, `not_forwarded` others of libraries that stay here.
     """
     config, cluster, users = launch.job.config, launch.job.cluster, launch.forwarded()
     settings, known = launch.job.settings, start.corpora.overview

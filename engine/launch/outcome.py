@@ -28,7 +28,7 @@ _EXHAUSTED = {"repeat": "repeat them", "drop": "drop the source", "stop": "stop 
 
 
 def facts(launch: Launch, corpora: Corpora, parameters: int) -> Iterator[str | None]:
-    """Yield lines that describe the model, the ranks and the documents, and settings that may be mistakes."""
+    """Yield lines that describe the model, the ranks and the documents, and settings that may be errors."""
     config, ranks = launch.job.config, counted(launch.job.cluster.ranks, "rank")
     yield f"recipe {config.recipe}: {parameters:,} parameters, {ranks}, {counted(config.run.steps, 'step')}"
     yield toys(config, "model", "documents")

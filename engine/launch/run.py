@@ -58,9 +58,9 @@ def train(
     """Train the model of a recipe, or show what training would do; return what the command prints as JSON.
 
     `resume` is `auto`, `never`, or the path or URL of a checkpoint or of a run's checkpoints. `launcher` is `local`,
-    `hostfile`, or None if the user chose none; with `joins`, a scheduler has started the processes of the other
-    nodes. `say` gets messages, and `on_step` the metrics of each step. `note` is a message for a launch that is not
-    refused. Raises BytescaleError: for a mistake, before anything is written, or with the cause of the first rank that
+    `hostfile`, or None if the user chose none; with `joins`, a scheduler has started the processes of the other nodes.
+    `say` gets messages, and `on_step` the metrics of each step. `note` is a message for a launch that is not refused.
+    Raises BytescaleError: for a wrong config, before anything is written, or with the cause of the first rank that
     failed.
     """
     launch = Launch(Job(config), unfailing(say), joins)
@@ -91,8 +91,8 @@ def train(
             return {"dry_run": dry_run_of(launch, start, refused)}
         if host_too_small:
             raise MemoryFitError.of([host_too_small])
-        # The old run is renamed only when nothing can be refused any more. Other nodes find this launcher through a
-        # file in the folder, so it is withdrawn before, and published in the new folder after.
+        # The old run is renamed only after all checks have passed. Other nodes find this launcher through a file in the
+        # folder, so it is withdrawn before, and published in the new folder after.
         if resume == "never" and folder.resolved.exists():
             if joins:
                 joins.withdraw()

@@ -3,7 +3,7 @@
 Note: [damage found by ranks]. Ranks compare the hashes of the checkpoint, each a part: one process would take minutes.
 Where they find damage, they end before they have changed anything, and the launcher compares the hashes itself: it
 alone can choose another checkpoint, because metrics and ledger go back with it. Damage is rare, so this may be slow.
-Ranks check what was chosen again; if they still find damage, the run ends.
+Ranks check the chosen checkpoint again; if they still find damage, the run ends.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from engine.run.folder import RunFolder
 def supervise(launch: Launch, start: prepare.Start, resume: str, on_step: OnStep) -> prepare.Start:
     """Run the ranks from `start`; return the start from which they finished.
 
-    `resume` is what the user chose; it counts until the run has a checkpoint of its own. Raises PreemptedError if the
-    run was asked to stop, PreflightError if a host cannot start its ranks, else the error of the first rank that
-    failed, if no restart helps or is left.
+    `resume` is the user's choice; it counts until the run has saved a checkpoint. Raises PreemptedError if the run was
+    asked to stop, PreflightError if a host cannot start its ranks, else the error of the first rank that failed, if no
+    restart helps or is left.
     """
     config, cluster, folder, say = launch.job.config, launch.job.cluster, launch.folder, launch.say
     notice = config.run.notice_file
@@ -78,7 +78,7 @@ def supervise(launch: Launch, start: prepare.Start, resume: str, on_step: OnStep
             if restart.line:
                 say(restart.line)
             time.sleep(restart.wait_s)
-            # The run has a checkpoint of its own now, which takes the place of the user's choice.
+            # The run has now saved a checkpoint, which replaces the user's choice.
             if not damaged and newest_first(folder.checkpoints):
                 resume = "auto"
             used, compared = start.checkpoint, damaged

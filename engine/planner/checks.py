@@ -21,7 +21,7 @@ NODE_HOLDS_NOTHING = "leave the node out, or use more ranks or a higher zero.sta
 
 def check_planner(settings: PlanSettings) -> None:
     """Raise ConfigError for more ranks than can be planned, or for a `max_peers` below what the planner needs."""
-    if settings.ranks > MOST_RANKS:  # without a hostfile, the rules of the config have already refused this
+    if settings.ranks > MOST_RANKS:  # without a hostfile, the rules of the config have already rejected this
         message = f"{settings.ranks:,} HDP ranks exceed the maximum of {MOST_RANKS:,}"
         hint = "use fewer nodes, or more devices per rank: parallel.tp, parallel.pp"
         raise ConfigError(message, key="cluster.hostfile", hint=hint)

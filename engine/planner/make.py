@@ -50,7 +50,7 @@ def plan_step(lengths: Ints, settings: PlanSettings) -> StepPlan:
     check_memory(int(lengths.sum()), settings)
     plan = ratios.fitted(_planned(lengths, settings), settings)
     if settings.mode == "pipeline" and settings.offload and not ratios.fits_in_flight(plan, settings):
-        # Micro-batches that exceed the capacity with offload do not fit beside the others in flight.
+        # Micro-batches that exceed the capacity with offload do not fit together with the others in flight.
         plan = ratios.fitted(_planned(lengths, settings.without_offload()), settings)
     if not np.array_equal(plan.sequence_lengths, lengths):
         raise PlanError(0, "the plan's sequences differ from the given ones")

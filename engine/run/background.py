@@ -12,8 +12,8 @@ from engine.run.checkpoints import TrainState, write
 class BackgroundWriter:
     """Writes the checkpoints of a run, one at a time. Each rank has one.
 
-    The threads call no collectives: those of the training step are in progress meanwhile, and two threads would call
-    them in another order on each rank.
+    The threads call no collectives: those of the training step may be in progress, and two threads would call them in
+    another order on each rank.
     """
 
     def __init__(self, checkpoints: Path, rank: int, token: str) -> None:

@@ -1,4 +1,4 @@
-"""Why a rank failed: what it writes to RUN/logs/rank-N.error.json, and what agents tell the launcher."""
+"""Why a rank failed: the contents of RUN/logs/rank-N.error.json, and the messages of agents to the launcher."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Cause:
             return None
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is written and sent."""
+        """Return the fields that are written and sent."""
         problem = self.problem
         found = {"code": int(self.code), "message": problem.message, "key": problem.key, "hint": problem.hint}
         return found | ({} if self.time is None else {"time": self.time}) | ({"whole": True} if self.whole else {})

@@ -5,10 +5,10 @@ overwrites a checkpoint leaves half of it. Therefore a checkpoint is written und
 hashes, and renamed when every byte is on disk. All hashes are checked before it is used. Does not import torch: the
 launcher checks them before any rank starts.
 
-The manifest has two lines of JSON: its content, and the BLAKE2b hash of the first line. Without a hash of its own, a
-flipped bit in the manifest changed where the run resumed, or refused it for a reason that was not true. Files are
-hashed in blocks, so that several processes can share the work of a large file. Manifests of older versions have one
-line, and one hash per file.
+The manifest has two lines of JSON: its content, and the BLAKE2b hash of the first line. Without this hash, a flipped
+bit in the manifest changed where the run resumed, or rejected it for a wrong reason. Files are hashed in blocks, so
+that several processes can share the work of a large file. Manifests of older versions have one line, and one hash per
+file.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def write(
 ) -> Path:
     """Write this rank's part of a checkpoint. Rank 0 waits for the parts of all ranks, and publishes the checkpoint.
 
-    All ranks must call it, on a shared file system. It calls no collective, so it may run in a thread beside a training
+    All ranks must call it, on a shared file system. It calls no collective, so it may run in a thread during a training
     step. `save_tensors(folder)` writes the files of this rank; it yields their paths in the folder, each before the
     file is written, or returns all. `token`, from `folders.random_name`, is the same on all ranks, and another one at
     each start: it names the draft. Returns the checkpoint's folder, which exists when rank 0 returns. Raises
@@ -145,7 +145,7 @@ def write(
         written = parts / f".{rank}"
         written.write_text(json.dumps(facts))
         written.replace(parts / str(rank))  # appears complete, at once; rank 0 may remove the folder from here on
-        # Ranks exchange files instead of messages, because this may run in a thread beside a training step.
+        # Ranks exchange files instead of messages, because this may run in a thread during a training step.
         if rank == 0:
             for other in range(1, state.ranks):
                 facts |= _wait_for(parts / str(other))
@@ -156,7 +156,7 @@ def write(
 
 
 def _wait_for(part: Path) -> dict[str, Any]:
-    """Read what another rank has written, as soon as it is there. A rank that fails ends the run and this process."""
+    """Read the file of another rank as soon as it exists. A rank that fails ends the run and this process."""
     while True:
         try:
             return read_object(part, LARGE, CheckpointError)

@@ -72,7 +72,7 @@ class Held:
         weakref.finalize(self, os.close, self._handle)
 
     def check(self) -> None:
-        """Raise RunFolderError, which says where the checkpoints are, unless the folder is still in its place."""
+        """Raise RunFolderError, which names the place of the checkpoints, unless the folder is still in its place."""
         root = self._folder.root
         try:
             here = os.path.samestat(os.fstat(self._handle), root.stat())

@@ -243,7 +243,7 @@ def reaching(remote: Remote) -> Iterator[None]:
 def fetch(remote: Remote, checkpoints: Path, check: Callable[[TrainState], None], say: Callable[[str], None]) -> Path:
     """Copy the newest intact checkpoint of a remote folder into the local folder `checkpoints`; return its path.
 
-    `check(state)` is called before a checkpoint's files are copied, and may refuse it. A checkpoint that is already
+    `check(state)` is called before a checkpoint's files are copied, and may reject it. A checkpoint that is already
     there is not copied. Raises CheckpointError if there is none, or if all are damaged.
     """
     damaged = list[str]()

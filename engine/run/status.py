@@ -1,4 +1,4 @@
-"""What run folders say about their runs: how far they are, whether they are running, and how they differ."""
+"""The state of runs, read from their folders: progress, whether they are running, and how they differ."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def status(run: Path) -> Status:
         state = "running"
     elif last["step"] >= config.run.steps or last.get("ended"):
         state = "finished"
-    else:  # ranks that noticed the end of others may have written causes in a start that was asked to stop
+    else:  # ranks that detected the end of others may have written causes in a start that was stopped on request
         state = "failed" if (outcome or causes) and outcome != STOPPED else "stopped"
     saved = newest_first(folder.checkpoints)
     return Status(

@@ -1,4 +1,5 @@
-"""The process of one tracker: `python -m engine.trackers RUN NAME`. It reads what the ranks add to RUN/metrics.jsonl.
+"""The process of one tracker: `python -m engine.trackers RUN NAME`. It reads the lines that the ranks append to
+RUN/metrics.jsonl.
 
 It ends when its standard input is closed, after it has written the last steps. On its standard output it writes JSON
 lines for its launcher: {"step": N} after a step was written, {"error": "..."} if it fails.
@@ -25,7 +26,7 @@ from engine.run.metrics import read_from
 from engine.trackers.tracker import Tracked, Tracker, Value, metrics_of
 from engine.trackers.trackers import TRACKERS
 
-_EVERY_S = 1.0  # between two looks at the metrics
+_EVERY_S = 1.0  # between two reads of the metrics
 _LAST_S = 120  # for the last steps, if the launcher is gone: it gives less
 
 

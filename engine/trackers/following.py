@@ -1,4 +1,4 @@
-"""Starts the processes of trackers beside a run, and says once of each that it fails. Training never waits for them.
+"""Starts the processes of trackers during a run, and warns once if one fails. Training never waits for them.
 
 Note: [trackers are processes]. A tracker's library may raise, hang in a request, crash, replace signal handlers, or
 wait for a network when its process exits. In a thread it could do all of these to the launcher, which has to notice
@@ -87,7 +87,7 @@ class Follower:
         while self._process.poll() is None and time.monotonic() < until:
             time.sleep(_LOOK_S)
         if late := self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)  # also what it has started
+            os.killpg(self._process.pid, signal.SIGKILL)  # including its child processes
         code = self._process.wait()
         self._read()
         self._stdout.close()
@@ -98,7 +98,7 @@ class Follower:
 
 @contextmanager
 def following(names: Sequence[str], folder: RunFolder, say: Say, on_step: OnStep) -> Iterator[OnStep]:
-    """Run the trackers `names` beside a run; yield a function to call with the metrics of each finished step.
+    """Run the trackers `names` during a run; yield a function to call with the metrics of each finished step.
 
     The first call starts their processes: then the folder has the config and metrics of this run. Each call also calls
     `on_step`, and warns once of each tracker that fails, with the reason. At the end of the context, all together get

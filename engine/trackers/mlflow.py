@@ -19,7 +19,7 @@ _LONGEST = 6000  # characters of a parameter; a list of many paths may be longer
 class MLflow:
     """A run of the experiment of MLFLOW_EXPERIMENT_NAME, or of `bytescale`.
 
-    MLflow refuses new values of parameters, so those of the first start stay.
+    MLflow rejects new values of parameters, so those of the first start are kept.
     """
 
     def __init__(self, run: Tracked) -> None:

@@ -113,7 +113,7 @@ def make_offload(config: Config, device: torch.device, host_bytes: int, part: Pa
     """Create the activation offload of a device with a part of the model, or all of it.
 
     Plans offload at most `host_bytes` on a device, for all micro-batches that it has in flight in a pipeline, each with
-    an arena of its own. The limit of an arena is larger by the padding that aligns tensors, which plans do not count.
+    a separate arena. The limit of an arena is larger by the padding that aligns tensors, which plans do not count.
     Without it, the last tensors of a micro-batch that offloads all of `host_bytes` would stay on the device.
     """
     part = part or Part.whole(config.model)

@@ -19,7 +19,7 @@ Groups = dict[str, dict[str, Any]]  # PyTorch's parameter groups by kind of para
 def build_optimizer(model: nn.Module, settings: Optimizer, ep: int = 1) -> torch.optim.Optimizer:
     """Create the optimizer of a model. Weight decay applies to matrices, not to norms.
 
-    Experts have a group of their own with an `ep` degree above 1, because other ranks store the same ones, and if the
+    Experts have a separate group with an `ep` degree above 1, because other ranks store the same ones, and if the
     optimizer keeps other states for them. Otherwise they are matrices.
     """
     chosen, norms = OPTIMIZERS[settings.name], norm_weights(model)

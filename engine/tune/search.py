@@ -76,7 +76,7 @@ class Candidate:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """What it sets besides the capacity."""
+        """Its settings without the capacity."""
         return *self.layout, self.job.config.offload.ratio
 
     @property
@@ -125,8 +125,8 @@ class Search:
     """The state of a search; at its end, the result."""
 
     steps: Sequence[Ints]
-    shown: int = SHOWN  # how many of the best are asked for
-    own: Trial | None = None  # the recipe as it is; None if it does not fit or cannot be planned
+    shown: int = SHOWN  # the requested number of best settings
+    own: Trial | None = None  # the unchanged recipe; None if it does not fit or cannot be planned
     trials: list[Trial] = field(default_factory=list)
     fallen: dict[str, Fallen] = field(default_factory=dict)  # by reason
 

@@ -1,4 +1,4 @@
-"""Translates config.json to the keys of `model`, and back. Values that our models do not support are refused."""
+"""Translates config.json to the keys of `model`, and back. Values that our models do not support are rejected."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Reads the headers of the tensors in a Hugging Face folder. Needs no torch.
 
-A folder is refused if a file that its index names is missing, cut short, or does not contain its tensors.
+A folder is rejected if a file that its index names is missing, cut short, or does not contain its tensors.
 """
 
 from __future__ import annotations

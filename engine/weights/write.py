@@ -1,4 +1,4 @@
-"""Writes a Hugging Face folder. After a failure there is no folder, never an incomplete one."""
+"""Writes a Hugging Face folder. A failure leaves no folder, never an incomplete one."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _refuse_existing(out: Path) -> None:
 def write_weights(draft: Path, config: Mapping[str, Any], entries: Sequence[Entry], shard_bytes: int) -> list[str]:
     """Write tensors to files of at most `shard_bytes` in the folder `draft`, with their index and config.json.
 
-    Returns the names of the tensor files. A tensor larger than `shard_bytes` gets a file of its own. The tensors of one
+    Returns the names of the tensor files. A tensor larger than `shard_bytes` gets a separate file. The tensors of one
     file are in memory at a time. `config` is the content of config.json. Raises StorageError if writing fails.
     """
     shards: list[list[Entry]] = []

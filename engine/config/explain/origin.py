@@ -17,7 +17,7 @@ COMMAND_LINE = "command line"
 def origins(overrides: Sequence[str]) -> dict[str, str]:
     """Return the place of each key: {"context": "mine.yaml:7", "run.seed": "recipes/config.yaml:20", ...}.
 
-    `overrides` are those of `load`; what they set is from the command line. If `lengths` is `data` because documents
+    `overrides` are those of `load`; their values are from the command line. If `lengths` is `data` because documents
     are named, the place of lengths.name is theirs.
     """
     others, own, _ = separate(overrides)
@@ -33,7 +33,7 @@ def origins(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def located(problems: Sequence[Problem], good: Sequence[str], own: Sequence[OwnRecipe]) -> list[Problem]:
-    """Name file and line in the problems of values that a recipe of one's own sets; keep the others.
+    """Add file and line to the problems of values that a user recipe sets; keep the others.
 
     `good` are the overrides that are composed with `own`.
     """

@@ -78,7 +78,7 @@ COMPILE_WORKERS = 4
 
 
 class _Rank:
-    """A started rank. It has a session of its own, so that Ctrl-C reaches it only through the launcher."""
+    """A started rank. It has a separate session, so that Ctrl-C reaches it only through the launcher."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class Agent:
         """Kill all ranks, if there are any, and tell the launcher that others can start."""
         self.close()
         self._silence_s = math.inf  # a launcher that plans the next start says nothing for a while
-        self._told_asked = False  # what was asked between two starts counts too
+        self._told_asked = False  # a request between two starts counts, too
         self._launcher.send(protocol.Hello())
 
     def pass_on(self, number: int) -> None:
@@ -286,7 +286,7 @@ class Agent:
                 raise PreflightError(f"{problem.key}: {problem.message}", hint=problem.hint)
         except OSError as error:
             for number, _ in work.ranks:
-                # If the parent is gone, the launcher notices that too, and must take it for the first failure.
+                # If the parent is gone, the launcher detects that, too, and must report it as the first failure.
                 self._tell_not_started(number, _not_joined(error, tree.parent if tree else None), age_s=-_GONE_S)
             return
         except PreflightError as error:
@@ -294,7 +294,7 @@ class Agent:
                 self._tell_not_started(number, Cause(error.code, error.problems[0], whole=True))
             return
         self._selector.register(self._branch, selectors.EVENT_READ)
-        # Each rank compiles kernels in processes of its own, and these share the cores as well.
+        # Each rank compiles kernels in separate processes, which share the cores, too.
         workers = environment.get("TORCHINDUCTOR_COMPILE_THREADS") or str(min(threads, COMPILE_WORKERS))
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = workers
         with ExitStack() as ours:  # only ranks may keep these open: who ends must be noticed by the others
@@ -406,7 +406,7 @@ def write_stacks(ranks: dict[Path, int]) -> None:
     """Write what the threads of ranks, given as process numbers by log, are doing to their logs.
 
     With py-spy if there is one, which needs no help of the rank, else with faulthandler, which a rank has registered
-    for SIGUSR2 (engine/trainer/rank.py). A rank that a signal has stopped writes nothing by itself.
+    for SIGUSR2 (engine/trainer/rank.py). A rank that a signal has stopped cannot write them itself.
     """
     program, dumps = shutil.which("py-spy"), dict[int, subprocess.Popen[bytes]]()
     for log, pid in ranks.items():

@@ -70,7 +70,7 @@ def node_commands(
     Python under the same paths. Variables that the user has set are kept, and reach other hosts as
     `environment.forwarded` says; they go over the connection, where `ps` does not show them.
 
-    `joined_at` is the address of this machine if the agents of the other nodes join, with environments of their own
+    `joined_at` is the address of this machine if the agents of the other nodes join, with separate environments
     (engine/launch/schedulers/join.py).
     """
     config, cluster = job.config, job.cluster

@@ -2,8 +2,8 @@
 
 Ranks on this machine inherit the whole environment. ssh passes none of it on, but libraries read from it which network
 to use, where CUDA is, or how long to wait: without these variables ranks of other hosts would behave differently. So
-what is known to be needed is forwarded, unless it looks like a secret by its name or its value. Users add others with
-BYTESCALE_FORWARD, a list of names with commas.
+variables that are known to be needed are forwarded, unless it looks like a secret by its name or its value. Users add
+others with BYTESCALE_FORWARD, a list of names with commas.
 """
 
 from __future__ import annotations

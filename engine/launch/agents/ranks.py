@@ -172,7 +172,7 @@ def _wait(
     deadline, asked = None, 0
     while len(nodes.ends) < len(nodes.hosts) and (deadline is None or time.monotonic() < deadline):
         nodes.look(POLL_S)
-        # After the first failure the others get some time to end by themselves and to say why.
+        # After the first failure, the other ranks get some time to end and to report why.
         if deadline is None and any(end.code not in (0, ExitCode.PREEMPTED) for end in nodes.ends.values()):
             deadline = time.monotonic() + _GRACE_S
         # A scheduler signals the agents too, and that is one request, whichever signal comes first.
@@ -211,7 +211,7 @@ def _wait(
 def _urgency(requests: Sequence[int]) -> int:
     """Return 0 without requests to stop, 1 if the ranks should save and end, 2 if they should end at once.
 
-    The second request means at once. A warning is no request to hurry, and the one after it is the first.
+    The second request stops immediately. A warning does not count as a request.
     """
     return min(2, max(bool(requests), sum(number != WARNING for number in requests)))
 

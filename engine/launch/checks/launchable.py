@@ -24,7 +24,7 @@ _LOOKUPS = 64  # of host names at once
 
 
 def check_launch(job: Job, launcher: str | None) -> None:
-    """Raise ConfigError for a job that cannot be launched on any machine; a dry run refuses it too.
+    """Raise ConfigError for a job that cannot be launched on any machine; a dry run rejects it, too.
 
     `launcher` is `local`, `hostfile`, or None if the user chose none.
     """
@@ -92,7 +92,8 @@ def gpu_problem(job: Job) -> Problem | None:
     """Return the problem if this machine's GPUs are fewer or smaller than the config says, or PyTorch cannot use them.
 
     Other hosts are ignored. Without this check ranks would silently train on CPUs, or share a GPU, and be slow. A
-    smaller GPU is a problem only if the hostfile names its memory; else `on_this_machine` plans with what is there.
+    smaller GPU is a problem only if the hostfile names its memory; else `on_this_machine` plans with the memory that it
+    has.
     """
     config = job.config
     here = [node for node in job.cluster.nodes if is_local(node.host)]
@@ -135,7 +136,7 @@ def _seen() -> str:
 
 
 def shared_cores(job: Job) -> str | None:
-    """Return a line that says that many CPU ranks share each core of this machine; None if they do not."""
+    """Return a line if several CPU ranks share each core of this machine; None if they do not."""
     ranks, here = sum(node.devices for node in job.cluster.nodes if is_local(node.host)), cores()
     if uses_gpus(job.config) or ranks <= 2 * here:
         return None
@@ -143,7 +144,7 @@ def shared_cores(job: Job) -> str | None:
 
 
 def idle_gpus(job: Job) -> str | None:
-    """Return a line that says that ranks here run on CPUs though the machine has GPUs; None if that is not so."""
+    """Return a line if ranks run on CPUs although this machine has GPUs; None if not."""
     if uses_gpus(job.config) or not any(is_local(node.host) for node in job.cluster.nodes):
         return None
     gpus = visible_gpus()

@@ -106,7 +106,7 @@ class Joins:
                 self._followers.dismiss(code)
 
     def job(self, job: Job) -> Job:
-        """Return the job with this machine as its first node. The names of others are no host names."""
+        """Return the job with this machine as its first node. The names of the others are not host names."""
         first, *others = job.nodes
         return Job(job.config, (replace(first, host="localhost"), *others))
 
@@ -231,7 +231,7 @@ class Joins:
         if self._listener is None:
             return
         with suppress(OSError):
-            if not self._published:  # the launch was refused before it had a folder
+            if not self._published:  # the launch was rejected before it had a folder
                 self._folder.logs.mkdir(parents=True, exist_ok=True)
                 self._write()
             last = time.monotonic() + _FAREWELL_S

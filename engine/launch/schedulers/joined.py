@@ -72,7 +72,7 @@ def joined(environment: Mapping[str, str], terminal: bool = False) -> Joined | N
     `terminal` says whether the process reads from a terminal: `srun --pty` starts a shell in which a user types, on
     the first of its nodes only. Its variables reach another srun, too, which the user starts there.
 
-    Raises ConfigError if a variable is no number, or if the nodes have different numbers of processes.
+    Raises ConfigError if a variable is not a number, or if the nodes have different numbers of processes.
     """
 
     def number(name: str, default: str | None = None) -> int:

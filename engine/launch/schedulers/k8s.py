@@ -139,5 +139,5 @@ def _pod(config: Config, name: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def how_to_apply(path: Path) -> str:
-    """Return the line that says how to start the job."""
+    """Return the line with the command that starts the job."""
     return f"start it with `kubectl apply -f {shlex.quote(str(path))}`"

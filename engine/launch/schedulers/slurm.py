@@ -63,7 +63,7 @@ def script(config: Config, folder: RunFolder, words: Sequence[str]) -> str:
         if not option.startswith("-") or not option.isprintable():
             hint = f"for example {keys.example('slurm.extra')}"
             raise ConfigError(f"{option!r} is not an option of sbatch", key="slurm.extra", hint=hint)
-    # Unless the user asks for a part of a node, the job gets whole nodes with all their memory.
+    # Unless the user requests a part of a node, the job gets whole nodes with all their memory.
     if not any(option.split("=")[0].split()[0] in _SIZES for option in slurm.extra):
         options += ["--exclusive", "--mem=0"]
     options += slurm.extra
@@ -107,7 +107,7 @@ def submit(text: str, path: Path) -> str:
     except FileNotFoundError as error:
         raise _missing("sbatch") from error
     if done.returncode:
-        # The last line is the outcome, or advice; without a controller, those before it say what sbatch tried.
+        # The last line is the outcome, or advice; without a controller, the lines before it describe what sbatch tried.
         lines = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("Try ")]
         said = re.sub(r"^(sbatch: )?((error|fatal): )?", "", lines[-1]) if lines else f"exit code {done.returncode}"
         hint = f"`sbatch {shlex.quote(str(path))}` shows all of it; check slurm.*, and that `sinfo` answers"
@@ -132,7 +132,7 @@ def allocated_nodes(environment: Mapping[str, str]) -> int | None:
 def run_srun(command: Sequence[str]) -> int:
     """Run srun and return its exit code. A request to stop is passed on to all nodes. Raises PreflightError."""
     try:
-        # In a session of its own: srun itself takes Ctrl-C for a question, and a second one for an order to kill.
+        # In a separate session: srun treats Ctrl-C as a question, and a second one as an order to kill.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     except FileNotFoundError as error:
         raise _missing("srun") from error

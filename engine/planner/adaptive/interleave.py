@@ -1,8 +1,8 @@
 """Finds the order of passes of a pipeline whose micro-batches take unequal times.
 
 1F1B suits micro-batches of equal time. Otherwise every stage waits for the longest one, stages - 1 times. Here each
-stage runs what is ready, as far as its memory allows, so that passes of short micro-batches fill the time in which a
-long one is on the other stages. The slots of a plan are the jobs: all ranks run the passes of a slot together.
+stage runs ready passes as far as its memory allows, so that passes of short micro-batches fill the time in which a long
+one is on the other stages. The slots of a plan are the jobs: all ranks run the passes of a slot together.
 
 A schedule is made in order of time. The stage that can start a pass the earliest starts one: a backward pass, if one is
 ready, since it frees memory, else the forward pass of the slot that comes first in a list of priorities. This list is

@@ -33,7 +33,7 @@ class Sky(NamedTuple):
 
 @njit
 def empty_sky(height: Floats, sequences: int, tries: int) -> Sky:
-    """Create a skyline over `height` [P], still without runs; each ring will look at up to `tries` runs."""
+    """Create a skyline over `height` [P], still without runs; each ring will try up to `tries` runs."""
     count = len(height)
     size = 8 * count + 4 * sequences + 8
     return Sky(

@@ -56,7 +56,7 @@ class Rule(NamedTuple):
     join: float  # runs whose heights differ by at most this are joined
     stretch: float  # a ring takes up to this many times the ranks that it needs if it then uses up a run
     top: float  # a ring that would end later tries further runs and up to twice the ranks that it needs
-    tries: int = 8  # most runs that a ring looks at
+    tries: int = 8  # most runs that a ring tries
     gap: float = 0.05  # most time that members of a ring wait for each other, so that it ends by `top`
 
     def in_ns(self, bound: float) -> Rule:
@@ -242,7 +242,7 @@ def _best_rank(ranks: Ranks) -> int:
 
 @njit_in_place
 def _aligned(a: int, need: int, node: int) -> int:
-    """First rank from `a` on where a ring of `need` ranks lies inside a node of `node` ranks; `a` if it is larger."""
+    """First rank from `a` on where a ring of `need` ranks is inside a node of `node` ranks; `a` if it is larger."""
     return (a // node + 1) * node if need <= node < a % node + need else a
 
 

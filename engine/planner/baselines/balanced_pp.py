@@ -1,8 +1,8 @@
-"""Our reading of ByteScale's balance scheduler for pipelines (algorithm 2, PP-Balance).
+"""An interpretation of ByteScale's balance scheduler for pipelines (algorithm 2, PP-Balance).
 
 Any d_pp consecutive micro-batches should take about the same time. So sequences of different lengths run in separate
 pipelines, and pipelines with cheap micro-batches run more of them. Each sequence gets the ring degree of equation 3.
-What the paper leaves open, and what we chose:
+Choices where the paper is not specific:
 
 - Buckets. In the paper each bucket of lengths goes to its own pipelines. Our bucket is the content of a column of
   neighbouring ranks: long sequences, in descending order, fill one column after the other (columns.py). So the times of
@@ -12,7 +12,7 @@ What the paper leaves open, and what we chose:
 - Cost. A ring's time includes its transfers: the rings of a column are alike, so the error without them would add up.
 - Short sequences come last, one by one, each to the pipeline that is done the earliest. Each rank packs its own
   best-fit into micro-batches of C tokens.
-- A column that fits in a node lies inside one node, if a node has enough ranks left.
+- A column that fits in a node is inside one node, if a node has enough ranks left.
 """
 
 from __future__ import annotations

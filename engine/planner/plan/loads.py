@@ -78,7 +78,7 @@ class InFlight(NamedTuple):
 
 
 def in_flight(plan: StepPlan, costs: Costs) -> InFlight:
-    """Return what is in flight on each stage of a pipeline.
+    """Return the micro-batches in flight on each stage of a pipeline.
 
     Counted as tokens are also the K,V that each slice keeps for later ones until its own backward pass
     (`Costs.slice_kv_bytes`), and their gradients (`gradient_tokens`): those of all micro-batches, this one included.

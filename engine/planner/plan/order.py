@@ -1,8 +1,8 @@
 """The order in which ranks run passes, as a graph. Rule 4 of `verify` proves that the graph has no cycle.
 
 A pass is a micro-batch's way through one pipeline stage, forward or backward. Outside pipelines there is one stage, and
-a rank runs each micro-batch forward, then backward. A pipeline has an order of its own: `StepPlan.passes` lists all
-passes of all stages of a rank with L micro-batches; pass (place, stage) forward is the number 2(place n + stage) with n
+a rank runs each micro-batch forward, then backward. A pipeline has a separate order: `StepPlan.passes` lists all passes
+of all stages of a rank with L micro-batches; pass (place, stage) forward is the number 2(place n + stage) with n
 stages, and backward the number after it, where the place of a micro-batch is its index among those of its rank. A stage
 runs its own passes in the order of the list, and a rank with fewer micro-batches leaves out the places that it lacks.
 

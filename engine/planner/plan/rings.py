@@ -1,6 +1,6 @@
 """The ranks of a ring and their order.
 
-A ring lies on neighbouring ranks and is folded: out over every second rank, and back over the others.
+A ring consists of neighbouring ranks and is folded: out over every second rank, and back over the others.
 
 ```
  degree 6 from rank 4:   4 -> 6 -> 8 -> 9 -> 7 -> 5 -> 4

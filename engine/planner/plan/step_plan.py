@@ -2,7 +2,7 @@
 
 A step is planned once and read three times: the engine runs the plan, the simulator times it, and the report draws it.
 
-In a pipeline a long sequence may be cut into slices along its tokens, each in a micro-batch of its own, so that a stage
+In a pipeline a long sequence may be cut into slices along its tokens, each in a separate micro-batch, so that a stage
 can start on the first slice while the stage before it computes the next one (Seq1F1B, arXiv 2406.03488):
 
 ```

@@ -36,7 +36,7 @@ def ring_time(rates: Rates, tokens: float, degree: int, node: int, per_token: fl
     """Return the time, in ns, of one sequence of `tokens` tokens on a ring of `degree` full-speed ranks.
 
     This is t(s, D) of the lower bound, plus the shard's part of a micro-batch's fixed cost: `per_token` ns per token,
-    but at most the whole cost. A ring of at most `node` ranks lies inside a node, a larger one crosses nodes.
+    but at most the whole cost. A ring of at most `node` ranks is inside a node, a larger one crosses nodes.
     """
     slowdown = rates.inter_node_slowdown if degree > node else 1.0
     return shared(rates, tokens, degree, slowdown) + min(per_token * tokens / degree, rates.micro)
