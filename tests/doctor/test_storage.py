@@ -84,7 +84,7 @@ def test_locks_without_effect(config: Config, monkeypatch: pytest.MonkeyPatch) -
     """As of some network file systems."""
     monkeypatch.setattr("fcntl.flock", lambda file, how: None)
     found = storage.run_folder(config)
-    assert found.state == "failed" and "a lock does not keep another process out" in found.message
+    assert found.state == "failed" and "locks do not exclude other processes" in found.message
 
 
 def test_damage_that_is_not_noticed(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ def test_copies_of_the_states_are_made_if_half_of_what_is_free_holds_them(monkey
     assert waits_for_checkpoints(Job(plain, HERE)) is None and tight(Job(plain, HERE)) is None
     free(monkeypatch, 4 * copy - 1)
     told = waits_for_checkpoints(Job(plain, HERE))
-    assert told is not None and told.startswith("training will wait while a checkpoint is written: of the ")
+    assert told is not None and told.startswith("training will wait while a checkpoint is written: half of the ")
     free(monkeypatch, 0)
     assert tight(Job(plain, HERE)) is None, "nothing is copied then"
     small = config(*keys, f"cluster.host_memory={copy - 1}")

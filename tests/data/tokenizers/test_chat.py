@@ -179,7 +179,7 @@ def test_a_message_cannot_contain_a_special_token(text: str, place: str, folders
             "{% for m in messages %}{{ m.role }}{% if loop.last %}!{% endif %}{{ m.content }}</s>{% endfor %}",
             r"writes messages\[:2\] differently when others follow",
         ),
-        ("{% generation %}{% endgeneration %}That.", "writes nothing that counts as said by the assistant"),
+        ("{% generation %}{% endgeneration %}That.", "writes no text for the answers of the assistant"),
     ],
 )  # fmt: skip
 def test_what_a_template_cannot_do_is_refused(template: str, message: str, tmp_path: Path) -> None:
