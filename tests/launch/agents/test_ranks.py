@@ -219,7 +219,7 @@ def test_without_ssh_the_other_agents_are_ended(folder: RunFolder) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     with refused(PreflightError, None) as problems:
         run_ranks([node(folder, "pass"), remote], folder, lambda: None, print)
-    assert problems[0].message == "gpu-a cannot be reached: there is no no-such-ssh"
+    assert problems[0].message == "gpu-a cannot be reached: no-such-ssh is not installed"
     assert not children() and len(list(Path("/proc/self/fd").iterdir())) == before
 
 
