@@ -140,7 +140,7 @@ def test_damage_that_only_the_ranks_see_ends_the_run_after_a_second_start(
     with refused(RankError, folder.log(1), code=5, rank=1):
         train(settings, say=said.append)
     assert len(started) == 2
-    assert any(line.endswith("the launcher finds no damage and tries once more") for line in said)
+    assert any(line.endswith("the launcher finds no damage and retries") for line in said)
 
 
 def test_each_start_is_recorded_with_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

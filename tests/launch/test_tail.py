@@ -94,11 +94,11 @@ def test_a_host_with_too_little_memory_is_reported_once(tmp_path: Path, monkeypa
     [
         (
             ["data.long=step"],
-            "a longer document forms a step of its own; data.long=split distributes its pieces over steps",
+            "a longer document forms a step alone; data.long=split distributes its pieces over steps",
         ),
         (
             ["data.long=split", "context=2K"],
-            "a longer piece of context=2048 tokens forms a step of its own; set a smaller context",
+            "a longer piece of context=2048 tokens forms a step alone; set a smaller context",
         ),
     ],
 )
