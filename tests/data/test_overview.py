@@ -91,6 +91,7 @@ def test_documents_of_both_sides_are_counted(write_files: WriteFiles, make_confi
     assert corpora.tokens == sum(training)
 
 
+@pytest.mark.long
 def test_bigrams_are_those_of_all_documents(write_files: WriteFiles, make_config: MakeConfig) -> None:
     """Also of those that are held out, and of a token file."""
     root, counts = write_files(MANY), BigramCounts()

@@ -117,6 +117,7 @@ def test_a_split_document_goes_on_in_the_next_step() -> None:
 
 
 @given(blocks_, blocks_, sizes, sizes, longs, st.sampled_from(["repeat", "drop", "stop"]), st.integers(1, 5))
+@settings(max_examples=35)
 def test_a_run_continues_identically_from_any_saved_cursor(
     first: Blocks, second: Blocks, batch: int, context: int, long: str, exhausted: str, seed: int
 ) -> None:
@@ -239,6 +240,7 @@ def test_labels_that_are_masked_are_no_loss_tokens() -> None:
 
 
 @given(blocks_, blocks_, st.integers(0, 9), st.integers(1, 9), sizes, longs)
+@settings(max_examples=35)
 def test_each_source_gives_every_document_once_in_an_epoch_of_its_own(
     first: Blocks, second: Blocks, one: int, other: int, batch: int, long: str
 ) -> None:

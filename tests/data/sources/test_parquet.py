@@ -27,6 +27,7 @@ FILES: dict[str, tuple[pa.Table, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FILES)
 def test_growth_is_limited(
     name: str, tmp_path: Path, make_data: Callable[..., Data], monkeypatch: pytest.MonkeyPatch
