@@ -67,6 +67,7 @@ CASES: dict[str, tuple[Callable[[PlanSettings], PlanSettings], Ints]] = {
     "one node": (on(Node("a", 7)), drawn(90, 400, 3)),
     "few": (lambda asked: asked, drawn(9, 700, 5)),
     "later": (lambda asked: asked, drawn(20, 600, 9)),  # a ring that may end later has fewer ranks
+    "gaps": (lambda asked: asked, np.concatenate([ints(507, 411, 314, 218), drawn(200, 60, 2)])),  # before rings
     "many": (lambda asked: asked, drawn(4200, 60)),
     "offload": (offloading, drawn(120, 600, 1)),
     "two speeds": (on(Node("a", 5), Node("b", 6, speed=60)), drawn(120, 500, 2)),
