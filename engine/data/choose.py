@@ -19,7 +19,7 @@ from engine.config.secret import has_secret
 from engine.config.sources import BUILT_IN, pattern_of
 from engine.config.units import counted
 from engine.data.sources.compressed import SUFFIXES, unpacked
-from engine.data.sources.content import HEAD, check, is_json_array, is_json_lines, recognise
+from engine.data.sources.content import HEAD, check, recognise
 from engine.data.sources.files import below, kind, matches, reading, split_glob
 from engine.data.sources.folder import LINES, STDLIB
 from engine.data.sources.formats import FORMATS
@@ -136,10 +136,10 @@ def _of_file(path: str) -> Choice:
         with reading(path):  # rejects a named pipe, which has no suffix of a format
             pass
     format = _format(path)
-    if format == "jsonl":
-        with unpacked(path) as file:
-            check(file.read(HEAD), "jsonl", path, path)
     if format not in ("folder", _OTHER):
+        if format in FORMATS and FORMATS[format].unpacked:  # rejects, for example, a JSON array
+            with unpacked(path) as file:
+                check(file.read(HEAD), format, path, path)
         return Choice(format, [f"data={format}"], _words(format))
     folder, name = posixpath.split(path)
     inside = [f"data.path={quoted(folder or '.')}", f"data.pattern={quoted(glob.escape(name))}"]
@@ -160,7 +160,7 @@ def _of_files(path: str, root: str, names: Sequence[str], globbed: bool) -> Choi
     rows = {one: found for one, found in kinds.items() if one not in ("folder", _OTHER)}
     beside = all(_BESIDE.search(posixpath.basename(name)) for name in kinds.get("folder", ()))
     if len(rows) > 1 and "jsonl" in rows and all(_BESIDE.search(posixpath.basename(name)) for name in rows["jsonl"]):
-        del rows["jsonl"]  # dataset_info.json
+        del rows["jsonl"]  # JSON describes the rows of any other format: dataset_info.json
     if len(rows) > 1 or (rows and "folder" in kinds and not beside):
         counts = Counter({one: len(found) for one, found in kinds.items() if one != _OTHER})
         raise _ambiguous(path, counts, "has", "file")
@@ -223,7 +223,7 @@ def _words(format: str) -> str:
 
 
 def _format(path: str) -> str:
-    """Return the format of a file by its content, `other` if no format reads it."""
+    """Return the format of a file by its content and its name, `other` if no format reads it."""
     try:
         with unpacked(path) as file:
             head = file.read(_HEAD)
@@ -232,12 +232,15 @@ def _format(path: str) -> str:
             raise
         return _by_suffix(path) or _OTHER  # reading it reports the error
     found = recognise(head)
+    if found is not None and found.format in FORMATS:
+        return found.format
+    # The format that the name says is asked first: the content of its files may look like that of another.
+    named = _by_suffix(path)
+    if named is not None and FORMATS[named].begins(head, path, True):
+        return named
     if found is not None:
-        return found.format if found.format in FORMATS else "tokens" if "token file" in found.says else _OTHER
-    named = _by_suffix(path) == "jsonl" and head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[", b"")
-    if named or is_json_lines(head, path) or is_json_array(head):
-        return "jsonl"  # which rejects an array, with the command that converts it
-    return "folder"
+        return "tokens" if "token file" in found.says else _OTHER
+    return next((name for name, form in FORMATS.items() if form.begins(head, path, False)), "folder")
 
 
 def _ambiguous(path: str, counts: Mapping[str, int], verb: str, noun: str) -> ConfigError:

@@ -9,10 +9,12 @@ import shlex
 from codecs import BOM_UTF8
 from typing import NamedTuple
 
+from engine.config.schema import FORMATS
 from engine.config.sources import pattern_of
 from engine.data.sources.files import matches
 from engine.errors import DataError
 from engine.readers import parse_line
+from engine.tables import imported
 
 HEAD = 1024  # bytes of a file that are looked at
 _ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\{")
@@ -59,6 +61,7 @@ _MAGIC = {
         "is the index of a token file", "write data=tokens data.path=PREFIX, its path without .idx"
     ),
 }
+_SIGNED = {content.format for content in _MAGIC.values()}  # a file without the first bytes of these is not one of them
 
 
 def recognise(head: bytes) -> Content | None:
@@ -76,7 +79,7 @@ def check(head: bytes, wanted: str, path: str, root: str, arrays: bool = False) 
     found = recognise(head)
     if found is not None and found.format == wanted:
         return
-    if found is not None and found.hint == _UNPACK and wanted in ("folder", "jsonl"):  # which are decompressed
+    if found is not None and found.hint == _UNPACK and imported(FORMATS)[wanted].unpacked:
         found = _TWICE
     elif found is None and wanted == "folder" and is_json_lines(head, path):
         found = _JSON_LINES
@@ -86,7 +89,7 @@ def check(head: bytes, wanted: str, path: str, root: str, arrays: bool = False) 
         found = _JSON_ARRAY
     elif found is None and wanted == "jsonl" and _LONG.match(head):
         found = _JSON_LONG
-    elif found in (None, _BINARY) and wanted in ("parquet", "arrow"):
+    elif found in (None, _BINARY) and wanted in _SIGNED:
         hint = (
             _JSON_LINES.hint
             if head.removeprefix(BOM_UTF8).lstrip().startswith(b"{")
@@ -110,6 +113,24 @@ def _with_jq(expression: str, path: str) -> str:
         stem, command = posixpath.splitext(stem)[0], f"{_UNPACKERS[suffix]} {name} | jq -c {expression}"
     new = f"{stem}.lines.jsonl" if f"{stem}.jsonl" == path else f"{stem}.jsonl"
     return f"{command} > {shlex.quote(new)}"
+
+
+def is_named(head: bytes, path: str, named: bool) -> bool:
+    """Return whether a file has one of the suffixes of a format: nothing in its content says more."""
+    return named
+
+
+def is_signed(head: bytes, path: str, named: bool) -> bool:
+    """Return False: `recognise` has found no first bytes of a format that has some, so the file is not in it."""
+    return False
+
+
+def is_json(head: bytes, path: str, named: bool) -> bool:
+    """Return whether a file is to be read as JSON lines: also an array, because `check` says how to convert it."""
+    if recognise(head) is not None:
+        return False
+    opens = named and head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[", b"")
+    return opens or is_json_lines(head, path) or is_json_array(head)
 
 
 def is_json_lines(text: bytes, path: str) -> bool:

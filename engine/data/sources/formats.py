@@ -8,6 +8,7 @@ from functools import partial
 
 from engine.config import schema
 from engine.data.sources.arrow import ArrowBlock, arrow_blocks, arrow_files, arrow_sample
+from engine.data.sources.content import is_json, is_named, is_signed
 from engine.data.sources.files import find
 from engine.data.sources.folder import FolderBlock, folder_blocks, folder_sample
 from engine.data.sources.jsonl import JsonlBlock, jsonl_blocks, jsonl_sample
@@ -25,9 +26,16 @@ class Format:
     documents of a config, to be read in parallel. sample: `sample(data, documents, seed)` returns blocks of about so
     many random documents, and the fraction of the source that they contain. pattern: the glob of a folder's files,
     unless a config sets data.pattern. words: what the files contain, for messages. inside: a regular expression of what
-    follows the path in a place of a document; empty if each file is a document. suffixes: of files whose format is
-    recognised by their names. files: lists the files of a config. unsized: `blocks` without opening files, so that
-    `data lint` reports unreadable files together with other faults.
+    follows the path in a place of a document; empty if each file is a document. unpacked: files may be compressed, and
+    the blocks decompress them (compressed.py).
+
+    Where `data.path` alone is given, choose.py asks the table. suffixes: names of files in this format, without the
+    suffix of a compression. At a URL they decide. begins: `begins(head, path, named)` says whether a file is in this
+    format, by its first, decompressed bytes `head` and by whether it is `named` with one of the suffixes; it is asked
+    if the bytes are not those of another format that `recognise` knows (content.py). By default the name decides.
+
+    files: lists the files of a config. unsized: `blocks` without opening files, so that `data lint` reports unreadable
+    files together with other faults.
     """
 
     block: type[Block]
@@ -36,7 +44,9 @@ class Format:
     pattern: str
     words: str
     inside: str
+    unpacked: bool = False
     suffixes: tuple[str, ...] = ()
+    begins: Callable[[bytes, str, bool], bool] = is_named
     files: Callable[[schema.Data], list[str]] = find
     unsized: Callable[[schema.Data], list[Block]] | None = None
 
@@ -51,6 +61,7 @@ FORMATS: Table[Format] = Table(
             pattern="**/*",
             words="text",
             inside=r"\d+",
+            unpacked=True,
             unsized=partial(folder_blocks, sized=False),
         ),
         "jsonl": Format(
@@ -60,7 +71,9 @@ FORMATS: Table[Format] = Table(
             pattern="**/*.jsonl*",
             words="JSON lines",
             inside=r"\d+|byte \d+",
+            unpacked=True,
             suffixes=(".jsonl", ".ndjson"),
+            begins=is_json,
         ),
         "parquet": Format(
             ParquetBlock,
@@ -70,6 +83,7 @@ FORMATS: Table[Format] = Table(
             words="Parquet",
             inside=r"row \d+",
             suffixes=(".parquet",),
+            begins=is_signed,
         ),
         "arrow": Format(
             ArrowBlock,
@@ -79,6 +93,7 @@ FORMATS: Table[Format] = Table(
             words="Arrow",
             inside=r"batch \d+:row \d+",
             suffixes=(".arrow",),
+            begins=is_signed,
             files=arrow_files,
         ),
     },

@@ -37,9 +37,15 @@ class Document(NamedTuple):
 class Block(Protocol):
     """Documents that are read together, by one process. It is pickled, so it must not contain an open file.
 
-    Those of the formats consist of strings, integers and tuples of them, because a run lists them as JSON. Its `repr`
-    identifies what is read and how, so that it can be recognised later. From `signature` on, a format with files of one
-    document each, or with places that need no access to a file, has nothing to define.
+    Those of the formats are dataclasses whose fields are strings, integers and tuples of them, because a run lists them
+    as JSON. Its `repr` identifies what is read and how, so that it can be recognised later. From `signature` on, a
+    format with files of one document each, or with places that need no access to a file, has nothing to define.
+
+    The blocks of a file together have each of its documents exactly once, whole and in order. Where blocks are cut by
+    bytes, the bytes alone must say in which block a document begins: the lines of JSON do, quoted fields with line
+    breaks do not. Three fields have a meaning by their names: `path`, of a file or a folder, is where the documents are
+    and not how they are read (`reading`); `field` is the field or the shape of rows, and `read_lately` the fields that
+    only later versions read (rows.py).
     """
 
     @property

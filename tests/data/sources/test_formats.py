@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from engine.config import schema
 from engine.config.load import load
 from engine.config.sources import source_configs
 from engine.data.block_files import read_blocks, write_blocks
+from engine.data.choose import choose
 from engine.data.opening import open_sources
 from engine.data.places import Known, at_place, places_of
 from engine.data.sources.files import find
@@ -57,6 +59,7 @@ STANZAS = Format(
     pattern="**/*.stanza",
     words="stanzas",
     inside=r"stanza \d+",
+    suffixes=(".stanza",),
 )
 
 
@@ -81,6 +84,32 @@ def test_an_added_format_is_listed_and_found_again(folder: Path, make_data: Make
     places = [f"{folder}/a.stanza:stanza {number}" for number in range(3)]
     assert [place.place for place in places_of([corpus], known).values()] == places
     assert [at_place([corpus], place)[0][0].document for place in places] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("path", ["{}", "{}/a.stanza", "{}/*.stanza", "memory://poems/a.stanza"])
+def test_files_of_an_added_format_are_found_by_their_names(folder: Path, path: str) -> None:
+    named = load(["data=jsonl", f"data.path='{path.format(folder)}'"], rules=False).data
+    chosen = choose(named)
+    assert chosen is not None and (chosen.format, chosen.overrides) == ("stanzas", ["data=stanzas"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "form"),
+    [
+        ("a.stanza", b'{"text": "one"}\n{"text": "two"}\n', "stanzas"),  # the name is asked before the content
+        ("a.stanza", b"\0\1", "stanzas"),
+        ("a.stanza.gz", gzip.compress(b"one"), "stanzas"),
+        ("a.stanza", b"PAR1", "parquet"),
+        ("a.txt", b"one", "folder"),
+        ("a.parquet", b"one", "folder"),  # such a file begins with PAR1
+    ],
+)
+def test_first_bytes_that_only_another_format_has_count_more(
+    name: str, content: bytes, form: str, folder: Path
+) -> None:
+    (folder / name).write_bytes(content)
+    chosen = choose(load(["data=jsonl", f"data.path={folder / name}"], rules=False).data)
+    assert chosen is not None and chosen.format == form
 
 
 def test_an_added_format_is_packed_profiled_and_linted(
