@@ -63,7 +63,7 @@ def test_runs_that_have_no_step_or_no_finite_loss(tmp_path: Path) -> None:
     assert page.warning == "No step was completed by run 0." and len(page.figures) == 2
     rows = {row[0]: tuple(row[1:]) for row in page.tables[0].rows}
     assert rows["last training loss"][:2] == ("-", "-") and "training loss at step 3" not in rows
-    assert page.tables[1].rows == [] and "Nowhere" in page.html()
+    assert page.tables[1].rows == [] and "Only in run.out" in page.html()
     assert "nothing to draw" in compared(tmp_path, ([], ()), ([], ())).html()
 
 
