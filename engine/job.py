@@ -17,13 +17,13 @@ from engine.planner.settings import PlanSettings
 class Job:
     """A config with its cluster, mesh, costs and planner's settings, which are made when they are first asked for.
 
-    A command or a rank makes one, and others of it by `with_config`: so the hostfile is read once. Properties raise
+    Derive further jobs with `with_config`, so that the hostfile is read only once. Properties raise
     ConfigError for a hostfile or a calibration that cannot be used, and if the mesh does not fit the cluster.
     """
 
     config: Config
-    known_nodes: tuple[Node, ...] | None = None  # of another job: then the hostfile is not read
-    known_settings: PlanSettings | None = None
+    known_nodes: tuple[Node, ...] | None = None  # taken over from another job; None: those of the hostfile
+    known_settings: PlanSettings | None = None  # also taken over, with their costs; None: those of the config
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
@@ -51,10 +51,14 @@ class Job:
         return self.known_settings or PlanSettings.of(self.config, self.cluster, self.costs)
 
     def with_config(self, config: Config) -> Job:
-        """The job of a config with other values. It keeps what these do not change: the nodes, and the costs if only
-        the capacity is another."""
+        """Return the job of a config with other values.
+
+        It takes over the nodes if the hostfile and the size of the cluster are the same, and the costs and the
+        planner's settings if only the capacity differs. In that case it makes the settings of this job if they have not
+        been asked for, and raises their ConfigError.
+        """
         old, new = self.config.cluster, config.cluster
         same = (old.hostfile, old.nodes, old.ranks_per_node) == (new.hostfile, new.nodes, new.ranks_per_node)
-        sized = config.model_copy(update={"capacity": self.config.capacity}) == self.config
-        settings = replace(self.settings, capacity=config.capacity) if sized else None
+        only_capacity_differs = config.model_copy(update={"capacity": self.config.capacity}) == self.config
+        settings = replace(self.settings, capacity=config.capacity) if only_capacity_differs else None
         return Job(config, self.nodes if same else None, settings)

@@ -19,11 +19,12 @@ class Family:
     name: str  # in `model.family`, and Hugging Face's model_type
     architecture: str  # Hugging Face's class
     layers: Callable[[Shape], tuple[LayerKind, ...]]  # all layers of a model in order of depth
-    tensors: Mapping[str, str]  # our parameter -> their tensor; `{}` is the layer, a second one the expert
+    # Our parameter -> the tensor of Hugging Face. In both, a first `{}` is the layer; in theirs a second is the expert.
+    tensors: Mapping[str, str]
     keys: Mapping[str, str]  # our keys of `model` -> keys of config.json
-    fixed: Mapping[str, Any]  # keys of config.json for which our model has no setting, with the only value it supports
+    fixed: Mapping[str, Any]  # keys of config.json of which one value alone is supported, with that value
     rope_theta: float  # the default if config.json has none
-    # Keys of config.json that newer versions of transformers write under a second name.
+    # Key of config.json, as in `keys` -> a second name under which newer versions of transformers write it.
     spellings: Mapping[str, str] = field(default_factory=dict)
     head_size: int | None = None  # the default if config.json has no head_dim; None: hidden size / heads
     experts: bool = False  # some layers have experts, so `model.experts` is above 1

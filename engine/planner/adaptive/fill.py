@@ -1,10 +1,11 @@
 """Fill slots one after another, each as evenly as possible: for lockstep mode and for pipelines.
 
-The longest remaining sequence opens a slot of length T. Sequences that do not fit on one rank, or that one rank cannot
-finish within T, come first, each on the smallest ring that finishes within T. Sequences of similar length cost about
-the same per token, so these rings use up time and capacity at the same rate. The longest sequences that fit then fill
-the gaps above the rings and next to them. A gap is up to four neighbouring ranks of a node that are equally full. It
-takes unsplit sequences, or, if they would leave more of it empty, sequences split in two or in four.
+The longest remaining sequence opens a slot that should take T ns (`limit` below). Sequences that do not fit on one
+rank, or that one rank cannot finish within T, come first, each on the smallest ring that finishes within T. Sequences
+of similar length cost about the same per token, so these rings use up time and capacity at the same rate. The longest
+sequences that fit then fill the gaps above the rings and next to them. A gap is up to four neighbouring ranks of a node
+that are equally full. It takes unsplit sequences, or, if they would leave more of it empty, sequences split in two or
+in four.
 
 ```
  T |[ 4     ][ 4    ]                [1]           gaps: split in two above the ring of 2, unsplit next to
@@ -37,11 +38,11 @@ _ROUNDS = 3  # refinements around the best slot length
 
 
 class Slot(NamedTuple):
-    """The ranks of a slot, and its cost."""
+    """What all slots of a step have in common: their ranks, in the order of the plan, and their fixed cost."""
 
-    holds: int  # tokens that fit on every rank
+    holds: int  # tokens that fit on the rank with the least memory
     own: Ints  # [P] tokens that fit on each rank
-    slow: Floats  # [P] how many times slower than full speed
+    slow: Floats  # [P] how many times slower than full speed; in no order
     power: float  # sum of the speeds of all ranks; 1 is full speed
     node: int  # ranks per node
     ranks: int  # P
@@ -107,9 +108,10 @@ def _best_length(rates: Rates, rest: _Rest, slot: Slot, filling: _Filling) -> fl
     mean = rest.times[1].sum() / slot.power
 
     # From the shortest slot in which the longest sequence can finish to the slot that fills its ranks' capacity.
-    tokens, (floor, most) = float(rest.lengths[0]), _degrees(rest, slot, 0)
+    tokens, (floor, widest) = float(rest.lengths[0]), _degrees(rest, slot, 0)
     low = high = ring_time(rates, tokens, floor, slot.node, 0.0)
-    for begin, end in ((floor, min(slot.node, most)), (max(floor, slot.node + 1), most)):
+    # The fastest degree is looked for among rings inside a node, and then among larger ones, whose links are slower.
+    for begin, end in ((floor, min(slot.node, widest)), (max(floor, slot.node + 1), widest)):
         if begin <= end:
             quick = fastest(rates, tokens, begin, end, slot.node, 0.0)
             low = min(low, ring_time(rates, tokens, quick, slot.node, 0.0))
@@ -127,8 +129,8 @@ def _best_length(rates: Rates, rest: _Rest, slot: Slot, filling: _Filling) -> fl
     best, chosen, step = np.inf, high, _STEP
     for _ in range(1 + _ROUNDS):
         for limit in limits:
-            even = limit + (1.0 + _LOSS) * max(0.0, mean - limit) + slot.charge * (2.0 if limit < mean else 1.0)
-            if even < best:  # otherwise even a slot without gaps would be no better than the best one
+            at_best = limit + (1.0 + _LOSS) * max(0.0, mean - limit) + slot.charge * (2.0 if limit < mean else 1.0)
+            if at_best < best:  # otherwise even a slot without gaps would be no better than the best one
                 _fill(rates, rest, slot, limit, filling)
                 finish = _estimated_finish(rest, slot, filling)
                 if finish < best * (1.0 - 1e-9):
@@ -172,8 +174,11 @@ def _fill(rates: Rates, rest: _Rest, slot: Slot, limit: float, filling: _Filling
 @njit
 def _place_rings(rates: Rates, rest: _Rest, slot: Slot, limit: float, filling: _Filling) -> None:
     """Place the sequences that need more than one rank, the longest first, until no rank is left."""
+    # Degrees are chosen for the speed of the first free rank. Ranks are not in order of speed, so a ring whose slowest
+    # rank is slower, or which begins behind a border, may end after `limit`; `_fill` then fills up to that end.
     used, at, need = 0, 0, _least_ranks(rates, rest, slot, limit / slot.slow[0], 0)
-    # With offload, one rank may hold a sequence that is longer than its capacity.
+    # A sequence of more tokens than `holds` may need one rank only, which offloads a part of it. It is placed here too:
+    # `_fill_gaps` counts all tokens of a sequence, without offload.
     while at < len(rest.lengths) and (need > 1 or rest.lengths[at] > slot.holds):
         # A ring that fits in a node does not cross a border of nodes, where links are slower, if there are enough ranks
         # behind that border.
@@ -183,7 +188,9 @@ def _place_rings(rates: Rates, rest: _Rest, slot: Slot, limit: float, filling: _
         time = ring_time(rates, float(rest.lengths[at]), need, slot.node, 0.0)
         _put(filling, rest, at, a, need, time * slot.slow[a : a + need].max())
         used, at, high = a + need, at + 1, len(rest.lengths)
-        # Bisect for the next sequence that fits the remaining ranks, but check the very next one first.
+        # Bisect for the next sequence that fits the remaining ranks, but check the very next one first, which often
+        # does. A shorter one is taken to need no more ranks. Those that are skipped may still be split over gaps; else
+        # they wait for a later slot.
         middle = at
         while at < high:
             wants = _least_ranks(rates, rest, slot, limit / slot.slow[min(used, slot.ranks - 1)], middle)
@@ -197,8 +204,8 @@ def _place_rings(rates: Rates, rest: _Rest, slot: Slot, limit: float, filling: _
 @njit
 def _least_ranks(rates: Rates, rest: _Rest, slot: Slot, limit: float, at: int) -> int:
     """Fewest ranks on which sequence `at` fits and finishes within `limit` ns; all ranks if no number is enough."""
-    floor, most = _degrees(rest, slot, at)
-    need = least_degree(rates, float(rest.lengths[at]), floor, most, slot.node, 0.0, limit)
+    floor, widest = _degrees(rest, slot, at)
+    need = least_degree(rates, float(rest.lengths[at]), floor, widest, slot.node, 0.0, limit)
     if need >= 2 * rates.team:  # whole teams
         need = min(slot.ranks, -(-need // rates.team) * rates.team)
     return need if need > 0 else slot.ranks
@@ -231,12 +238,12 @@ def _fill_gaps(rest: _Rest, slot: Slot, limit: float, filling: _Filling) -> None
         # then filled in earnest.
         near = _NEAR * limit / slot.slow[a] * (b - a)
         full = (limit - filling.height[a]) / slot.slow[a] * (b - a) - near
-        most, best, wide = -near, 0, 1
-        while wide < 2 * (b - a) and most < full:  # further splitting must add more work than `near`
+        most_work, best, wide = -near, 0, 1
+        while wide < 2 * (b - a) and most_work < full:  # further splitting must add more work than `near`
             trial += 1
             work = _fill_gap(rest, slot, limit, filling, a, b, wide, trial, False)
-            if work > most + near:
-                most, best = work, wide
+            if work > most_work + near:
+                most_work, best = work, wide
             wide *= 2
         if best > 0:
             trial += 1
