@@ -12,8 +12,8 @@ of the next one are being transferred. The result of each block is merged into t
 A slice of a sequence also attends to the earlier slices, whose K,V are in `Prefixes` and travel with its own. In a team
 the ranks first exchange their queries, compute with those of the whole team, and exchange the results at the end.
 
-Letters: T tokens of this rank in the micro-batch, R rows of queries: own ones and those of mates (layout.py), H query
-heads, G key and value heads, D head size.
+Letters: T tokens of this rank in the micro-batch, R rows of queries: own ones and those of mates, the other members
+of teams (layout.py), H query heads, G key and value heads, D head size.
 """
 
 from __future__ import annotations
@@ -113,11 +113,12 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, rings: Rings) -> tuple[Tensor, Ten
     # Slices that come later attend to these K,V, so they stay on this rank until the slice's backward pass.
     for ring in layout.rings:
         if ring.shard.later:
-            number = len(ring.shard.earlier)
-            rings.prefixes.put(ring.shard.sequence, rings.layer, number, k[ring.rows], v[ring.rows])
+            before = len(ring.shard.earlier)
+            rings.prefixes.put(ring.shard.sequence, rings.layer, before, k[ring.rows], v[ring.rows])
     moving = _Moving.of(_pack_kv(k, v, rings))
     (queries,) = _with_mates(rings, q)
-    out, lse = torch.empty_like(q[:0]), q.new_empty((0, q.shape[1]), dtype=wider(q.dtype))  # if T is 0
+    # If T is 0 there is no causal call, and the results stay empty.
+    out, lse = torch.empty_like(q[:0]), q.new_empty((0, q.shape[1]), dtype=wider(q.dtype))
     stream = _stream_of(rings, k.device)
     for number in range(layout.calls("forward")):
         transfers = _Transfers(_hops(rings, number, "forward", moving), stream)
@@ -157,7 +158,8 @@ def _backward(saved: _Saved, rings: Rings) -> tuple[Tensor, Tensor, Tensor]:
     moving = _Moving.of(_pack_kv(k, v, rings))
     # Mates compute gradients for this rank's queries, so they need all that a kernel reads for each query.
     douts, queries, outs, lses = _with_mates(rings, dout, q, out, lse)
-    dq, dk, dv = _widened(layout, *(torch.empty_like(x[:0]) for x in (q, k, v)))  # if T is 0
+    # If T is 0 there is no causal call, and the gradients stay empty.
+    dq, dk, dv = _widened(layout, *(torch.empty_like(x[:0]) for x in (q, k, v)))
     stream = _stream_of(rings, k.device)
     for number in range(layout.calls("backward")):
         transfers = _Transfers(_hops(rings, number, "backward", moving), stream)
@@ -182,7 +184,8 @@ def _backward(saved: _Saved, rings: Rings) -> tuple[Tensor, Tensor, Tensor]:
             for block, dq_part in zip(blocks, *_split(blocks, block_dq), strict=True):
                 dq[block.rows] += dq_part
             moving.put(blocks, layout.rounds_of(number), block_dk, block_dv)
-    moving.add(range(layout.rounds("forward")))  # if no ring makes a hop: those of one rank, or of one team
+    # What no hop has added: rings of one rank, or of one team, make none.
+    moving.add(range(layout.rounds("forward")))
     for ring, part in _results_of_mates(dq, rings):
         dq[ring.rows] += part
     # Each sum has returned to the rank that owns its part. Gradients of earlier slices wait in `prefixes`. The part for
@@ -245,7 +248,7 @@ def _results_of_mates(x: Tensor, rings: Rings) -> list[tuple[RingShard, Tensor]]
 def _pack_kv(k: Tensor, v: Tensor, rings: Rings) -> list[Tensor]:
     """Copy the K,V of each ring's prefix and shard, S tokens, into one buffer [2,S,G,D], sent as one message.
 
-    Returns one buffer per ring; none if there is no comm.
+    Returns one buffer per ring; an empty list if there is no comm.
     """
     packed = _taken("kv", k, rings)
     for ring, buffer in zip(rings.layout.rings, packed, strict=True):
@@ -266,7 +269,7 @@ def _pack_dkv(dk: Tensor, dv: Tensor, rings: Rings) -> list[Tensor]:
 
 
 def _taken(kind: Kind, like: Tensor, rings: Rings) -> list[Tensor]:
-    """Take the first buffer of each ring, for its own part; `like` is [T,G,D]. None if there is no comm."""
+    """Take the first buffer of each ring, for its own part; `like` is [T,G,D]. Empty without a comm."""
     layout, comm = rings.layout, rings.comm
     if comm is None:
         return []
@@ -344,31 +347,31 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1)
 
 
-def _hops(rings: Rings, call: int, direction: Direction, moving: _Moving) -> Iterator[None]:
-    """Make the hops that run during a call, one after another, and update `moving`. Yields when a hop has started.
+def _hops(rings: Rings, number: int, direction: Direction, moving: _Moving) -> Iterator[None]:
+    """Make the hops that run during call `number`, one by one, and update `moving`. Yields when a hop has started.
 
     Hop i moves the K,V for round i of the next call, and the dK,dV of round i of the call before.
     """
     layout, comm = rings.layout, rings.comm
     if comm is None:
         return
-    leaving = layout.rounds_of(call - 1) if direction == "backward" and call > 0 else range(0)
-    for arrives, leaves in zip_longest(layout.rounds_of(call + 1), leaving):
+    leaving = layout.rounds_of(number - 1) if direction == "backward" and number > 0 else range(0)
+    for arrives, leaves in zip_longest(layout.rounds_of(number + 1), leaving):
         exchanges = []
         if leaves is not None:
             moving.add((leaves,))
-        for number, ring in enumerate(layout.rings):
+        for at, ring in enumerate(layout.rings):
             there, back = ring.rank(direction, 1), ring.rank(direction, -1)
             # K,V arrive in the round before the one that needs them, and dK,dV leave in the one after their own.
             # Buffers take turns. The first contains the rank's own K,V in round 0, and its own dK,dV in round 1.
             if arrives is not None and (hop := ring.transfer("kv", arrives - 1, direction)):
-                incoming = comm.buffers.take("kv", number, arrives, ring.tokens_of(hop.receive))
-                exchanges.append(Exchange(moving.kv[number][arrives - 1], there, incoming, back))
-                moving.kv[number][arrives] = incoming
+                incoming = comm.buffers.take("kv", at, arrives, ring.tokens_of(hop.receive))
+                exchanges.append(Exchange(moving.kv[at][arrives - 1], there, incoming, back))
+                moving.kv[at][arrives] = incoming
             if leaves is not None and (hop := ring.transfer("dkv", leaves + 1, direction)):
-                incoming = comm.buffers.take("dkv", number, leaves + 1, ring.tokens_of(hop.receive))
-                exchanges.append(Exchange(moving.sums[number], there, incoming, back))
-                moving.sums[number] = incoming
+                incoming = comm.buffers.take("dkv", at, leaves + 1, ring.tokens_of(hop.receive))
+                exchanges.append(Exchange(moving.sums[at], there, incoming, back))
+                moving.sums[at] = incoming
         if exchanges:
             pending = comm.post(exchanges)
             yield
