@@ -39,7 +39,8 @@ class Costs:
 
     In a pipeline, the fields that count layers and bytes are those of the first stage, and `later_stages` has those of
     the others. Methods return bytes of the stage that decides. Without the other micro-batches in flight as an
-    argument, they count those of 1F1B, as if all were equally large.
+    argument, they count those of 1F1B, as if all were equally large. Fields without a unit in their names are counts,
+    or have it in their comments.
     """
 
     source: str  # where the rates come from
@@ -54,8 +55,8 @@ class Costs:
     slot: int  # ns of a lockstep slot in addition to its micro-batch: ZeRO's collectives that nothing hides
     gathers: tuple[int, int]  # ns in which ZeRO-3 gathers weights in a slot while layers compute: forward, backward
     step: int  # ns of a step in addition to its micro-batches, for reducing gradients and updating weights
-    token_bytes: int  # activations that a device's layers save for all micro-batches in flight, per token of one
-    instants: tuple[Instant, ...]  # other bytes of a micro-batch: in a layer's backward pass (first), at the loss
+    token_bytes: int  # saved by a device's layers per token of a micro-batch, already times `in_flight`
+    instants: tuple[Instant, ...]  # other bytes of a micro-batch; [0]: in a layer's backward pass, then at the loss
     ring_bytes: int  # ring buffers, per token of a ring's largest shard
     fixed_bytes: int  # model states and ZeRO's buffers on the device
     passing_bytes: int  # gradients that grow during the backward pass while saved activations are released
@@ -65,7 +66,7 @@ class Costs:
     counts_bytes: int  # of a shard's message of expert counts, sent once in each hop of its rounds; 0 without counts
     host_fixed_bytes: int = 0  # model states on the host
     closing_bytes: int = 0  # in addition to the states at the end of a step, after activations are released
-    filling_bytes: int = 0  # part of `fixed_bytes` not yet allocated when a step's first backward pass begins
+    filling_bytes: int = 0  # part of `fixed_bytes` that a step allocates only during its first backward pass
     in_flight: int = 1  # micro-batches whose activations a device holds at once, counted in `token_bytes`
     slice_kv_bytes: int = 0  # per token of a slice that later slices attend to: its K,V, until its backward pass
     slice_dkv_bytes: int = 0  # per token of the same, from the backward pass of the last slice on: gradients of K,V
@@ -156,8 +157,9 @@ class Costs:
 
         `ring_tokens` [M] is the size of the ring buffers: the sum of the largest shards of all rings of a micro-batch.
         `first` is true for the first micro-batch of a rank in a step. `waiting` has for each stage the tokens [M] of
-        other micro-batches in flight whose activations are on the device (planner/plan/loads.py). The result is at
-        least the bytes at the end of the step (`closing_bytes`), where activations are already released.
+        other micro-batches in flight whose activations are on the device (planner/plan/loads.py); None: as many as in
+        1F1B, all as large as this one. The result is at least the bytes at the end of the step (`closing_bytes`), where
+        activations are already released.
         """
         during = self.fullest(tokens, offload, first, None if waiting is None else waiting[0])
         peak = self.fixed_bytes + np.maximum(during + self.ring_bytes * ring_tokens, self.closing_bytes)
@@ -170,7 +172,9 @@ class Costs:
     def fullest(self, tokens: Ints, offload: Ints | int, first: Any = False, waiting: Ints | None = None) -> Ints:
         """Peak bytes of micro-batches without states and ring buffers: the largest of three instants (docs/memory.md).
 
-        In a pipeline those of the first stage, with the micro-batches that wait for their backward pass.
+        In a pipeline those of the first stage. `waiting` [M] are the tokens of the micro-batches that wait for their
+        backward pass; None: as many as in 1F1B, all as large as this one.
+
         When the backward pass begins: all activations that were not offloaded. When two layers are left: the
         activations of these layers, copied back if they were offloaded, and the passing gradients of the others. At its
         end: all passing gradients. At the first two, a step's first micro-batch has not yet allocated `filling_bytes`.
@@ -179,8 +183,8 @@ class Costs:
         own = self.resident_here(tokens, offload)
         if waiting is None:
             waiting = (self.in_flight - 1) * own
-        # Rounded up. `token_bytes` counts all micro-batches in flight, of which `own` and `waiting` are the ones at
-        # hand.
+        # `token_bytes` is already times `in_flight`, but `own` and `waiting` are the tokens of all: so it is divided,
+        # rounded up.
         begins = -(-self.token_bytes * (own + waiting) // self.in_flight) + self.working(tokens) - fill
         # What the other micro-batches in flight hold stays until the pass ends.
         others = self.token_bytes * waiting // self.in_flight
@@ -268,7 +272,7 @@ def _bytes(config: Config, ranks: int) -> list[dict[str, Any]]:
                 "passing_bytes": held[stage].passing,
                 "closing_bytes": held[stage].closing,
                 "filling_bytes": held[stage].filling,
-                # Bounds of host memory subtract it from that of a rank, and are the same for all stages.
+                # The same for all stages, because limits of host memory are: each subtracts it from a rank's memory.
                 "host_fixed_bytes": max(one.host for one in held),
             }
         )
