@@ -27,9 +27,10 @@ carry to other hosts:
 ```
 When the launcher is gone or silent, the agent kills its ranks and ends; a rank whose agent is silent ends, too. If the
 process that has started the agent ends, the system kills the agent, and its ranks with it, even if a signal has stopped
-them. The agents of all nodes are a tree, in which
-they combine values of ranks and pass on their questions (engine/control/branch.py); an agent connects to its parent
-over TCP. Imports no torch.
+them. The agents of all nodes are a tree, in which they combine values of ranks and pass on the questions of ranks
+(engine/control/branch.py); an agent connects to its parent over TCP. Imports no torch.
+
+Whether a rank makes progress is decided by the launcher (patience.py). The silence here is that of a lost link.
 
 An agent that a scheduler has started (engine/launch/schedulers/join.py) says `hello` when the launcher says `again`,
 before each start. It passes on that its scheduler asks it to stop (`asked`), and ends when the launcher says `end`.
@@ -96,11 +97,11 @@ class _Rank:
         self.rank, self.log = rank, log
         self.logged = log.stat().st_size if log.exists() else 0
         self.at: Place | None = None
-        self.since = since  # when it began that
+        self.at_since = since  # when it came there
         self.pace: float | None = None
         self.entered = 0
         self.planned_s: float | None = None
-        self.began = since  # when it began to run the plan of its step
+        self.step_since = since  # when it got the plan of its step
         self.measured: tuple[int, float, float] | None = None
         agent = os.getpid()
 
@@ -137,15 +138,15 @@ class _Rank:
             case protocol.Reduce():
                 self.entered += 1
             case protocol.Planned(seconds):
-                self.planned_s, self.began = seconds, now
+                self.planned_s, self.step_since = seconds, now
             case protocol.At(step, phase, part):
-                self.at, self.since = (step, phase, part), now
+                self.at, self.at_since = (step, phase, part), now
                 # A step ends here: how long a validation or a checkpoint takes says nothing about other steps.
                 if phase == "log" and self.planned_s is not None:
-                    self.measured = step, self.planned_s, now - self.began
+                    self.measured = step, self.planned_s, now - self.step_since
 
     def beat(self, now: float) -> Beat:
-        age_s = now - self.since
+        age_s = now - self.at_since
         return Beat(
             self.at, age_s, is_stopped(self.process.pid), self.pace, self.entered, self.planned_s, self.measured
         )
@@ -175,27 +176,29 @@ class Agent:
         self._folder: RunFolder | None = None
         self._branch: Branch | None = None
         self._clock = AwakeClock()
-        self._heard = self._beaten = self._clock()
-        self._shown = self._clock()  # when the agent has last shown its ranks that it is there
+        # When the launcher has last sent anything, and when the agent has last sent `beats` and, to ranks, `alive`.
+        self._last_heard = self._last_beats = self._last_alive = self._clock()
         self.used = False  # whether a launcher has wanted an agent that joins
         self._asked: int | None = None
         self._told_asked = False  # in this start
         self._code: int | None = None  # with which to end
-        self._silence_s = math.inf  # a launcher on this machine may be stopped, by Ctrl-Z; if it ends, that is noticed
+        # After which the launcher counts as gone, see `_start`. One on this machine may be stopped, by Ctrl-Z, for any
+        # time; that it ends is noticed in `run`, because the link closes.
+        self._silence_s = math.inf
 
     def run(self) -> int:
         """Do what the launcher says, until it is gone. Return the exit code that it has named, else HANG."""
-        while self._clock() - self._heard < self._silence_s and self._code is None:
+        while self._clock() - self._last_heard < self._silence_s and self._code is None:
             for key, _ in self._selector.select(_POLL_S):
                 if key.fileobj is self._launcher:
                     try:
                         messages = self._launcher.receive()
                     except EOFError:
                         return ExitCode.HANG
-                    self._heard = self._clock()
+                    self._last_heard = self._clock()
                     for message in messages:
                         self._obey(message)
-                    break  # the rest may be closed now; what is still there is selected again
+                    break  # a message may have closed the other links; `select` returns those that are left again
                 if key.fileobj is self._branch:
                     self._branch.work()
                 else:
@@ -256,7 +259,7 @@ class Agent:
     def _start(self, work: Work, tree: Tree | None) -> None:
         """Start the ranks of this node."""
         self._folder = folder = RunFolder(Path(work.folder))
-        self._shown = self._clock()
+        self._last_alive = self._clock()
         # Ranks are not those of the torchrun that may have started this process.
         own = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
         environment = {**own, **work.environment, "LOCAL_WORLD_SIZE": str(len(work.ranks))}
@@ -286,7 +289,8 @@ class Agent:
                 raise PreflightError(f"{problem.key}: {problem.message}", hint=problem.hint)
         except OSError as error:
             for number, _ in work.ranks:
-                # If the parent is gone, the launcher detects that, too, and must report it as the first failure.
+                # If the parent is gone, the launcher detects that, too, and must report it as the first failure: the
+                # negative age places this one after it.
                 self._tell_not_started(number, _not_joined(error, tree.parent if tree else None), age_s=-_GONE_S)
             return
         except PreflightError as error:
@@ -360,15 +364,15 @@ class Agent:
             self._launcher.send(protocol.Asked(self._asked))
             self._told_asked = True
         now = self._clock()
-        if now - self._shown >= _SHOW_S:
-            self._shown = now
+        if now - self._last_alive >= _SHOW_S:
+            self._last_alive = now
             for rank in self._ranks.values():
                 if rank.link.writable():  # one that is stopped reads nothing
                     with suppress(OSError):  # it has just ended
                         rank.link.send(protocol.Alive())
         # A launcher that is stopped reads nothing: then ranks keep running, and the agent must not wait for it.
-        if now - self._beaten >= BEAT_S and self._launcher.writable():
-            self._beaten = now
+        if now - self._last_beats >= BEAT_S and self._launcher.writable():
+            self._last_beats = now
             self._launcher.send(protocol.Beats({number: rank.beat(now) for number, rank in self._ranks.items()}))
 
     def _forget(self, rank: _Rank) -> None:
