@@ -42,9 +42,10 @@ _LEAVING = 2  # residual streams that a stage may be sending at once in validati
 
 @dataclass(frozen=True)
 class RankContext:
-    """What every micro-batch of a rank needs besides the model; fixed for the whole run.
+    """What every micro-batch of a rank needs besides the model. The objects are the same for the whole run.
 
-    `offload` is None if activations are never offloaded, `pipeline` if the device has all layers.
+    `prefixes` and `offload` have state: `run_step` clears `prefixes` when a step begins. `offload` is None if
+    activations are never offloaded, `pipeline` if the device has all layers.
     """
 
     hdp_rank: int
@@ -57,9 +58,12 @@ class RankContext:
 
 
 class Inputs(NamedTuple):
-    """The inputs of a micro-batch (data/inputs.py) on the device, int64 [T] each."""
+    """The inputs of a micro-batch (data/inputs.py) on the device, int64 [T] each.
 
-    tokens: Tensor  # in a pipeline, the residual stream of the stage before
+    Later stages of a pipeline have in place of `tokens` the residual stream [R,C] that arrives from the stage before.
+    """
+
+    tokens: Tensor
     labels: Tensor
     positions: Tensor
 

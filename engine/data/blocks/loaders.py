@@ -76,13 +76,13 @@ class Loaders:
         """Pack these blocks next, in this order, instead of those of the last call.
 
         Files are looked up only for blocks that were not in the last call, because consecutive steps request mostly the
-        same ones. If a file changes after that, its block is not read from the path that is stored here. The caller
-        that needs the block then does not wait for a loader, but packs the current file unless a loader has: a change
-        costs only time.
+        same ones. The name of a token file follows from the state of its files. If one changes after that, the reader
+        asks for another name than the one that is stored here: it does not wait for a loader, and packs the block
+        itself unless a loader has already packed it from the changed file. So a change costs only time.
         """
         asked = dict[tuple[Tokens, Path, int], tuple[Path, Work]]()
         for work in works:
-            # Sources keep their blocks, and hashing the names of 64 files would take as long as looking them up.
+            # By id, because hashing a block, which may name 64 files, takes as long as the look-up that it would save.
             key = work.tokens, work.folder, id(work.block)
             asked[key] = asked.get(key) or self._asked.get(key) or (part_path(*work), work)
         self._asked = asked  # holds the blocks, so that no other one gets the id of one of them

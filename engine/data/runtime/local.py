@@ -22,11 +22,11 @@ from engine.data.workers import cores
 from engine.job import Job
 from engine.run.folder import RunFolder
 
-_MOST_LOADERS = 8  # of a host, unless the config says more
+_MOST_LOADERS = 8  # on each host, if data.loaders is not set
 
 
 def local_planner(folder: RunFolder, job: Job) -> StepPlanner:
-    """Make what answers in the planning process of a node: a StepPlanner whose blocks are packed by loaders."""
+    """Make the StepPlanner that runs in the planning process of a node, with loaders that pack its blocks."""
     config = job.config
     count = config.data.loaders or min(_MOST_LOADERS, max(1, cores() // 2))
 
@@ -40,12 +40,15 @@ class LocalRuntime:
     """The DataRuntime of a rank."""
 
     def __init__(self, folder: RunFolder, job: Job, sockets: Sequence[int] = (), first: bool = True) -> None:
-        """Open the documents of a run. Sockets and `first` are those of OpenRuntime."""
+        """Open the documents of a run.
+
+        `sockets` lead to ranks of the same node. The `first` rank of a node starts its planning process.
+        """
         self._reader = Reader(open_run(folder, job.config).corpora, job.config.model.vocab)
         self._answers = NodeAnswers(partial(local_planner, folder, job), sockets, first)
 
     def request(self, cursor: Cursor) -> None:
-        self._answers.ask(StepPlanner.step, cursor)
+        self._answers.ask(StepPlanner.step, cursor)  # the planning process calls it on its StepPlanner
 
     def take(self) -> Planned:
         return received_step(self._answers.answer())
