@@ -89,7 +89,7 @@ def inspect(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show the contents of a checkpoint: its step, place in the documents, settings and files.
+    """Show the contents of a checkpoint. Prints its step, place in the documents, settings and files.
 
     Checks the sizes of the files, not the hashes. Exits with 5 if one is damaged.
     """
