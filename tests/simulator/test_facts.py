@@ -19,7 +19,7 @@ from engine.planner.make import plan_step
 from engine.planner.plan import schedule
 from engine.planner.plan.step_plan import MicroBatch, StepPlan
 from engine.planner.settings import PlanSettings
-from engine.simulator.facts import facts, outcome, ring_bytes
+from engine.simulator.facts import facts, outcome, rank_ring_bytes, ring_bytes
 from engine.simulator.timeline import simulate
 from tests.presets import LLAMA7B_2M
 from tests.simulator.reference import Machine
@@ -65,6 +65,7 @@ def test_bytes_by_link_are_those_of_the_schedule(world: World, forward_rings: in
     plan, asked = world
     settings = replace(asked, costs=replace(asked.costs, forward_rings=forward_rings, query_bytes=5, result_bytes=7))
     assert ring_bytes(plan, settings) == counted_bytes(plan, settings)
+    assert sum(rank_ring_bytes(plan, settings)) == sum(ring_bytes(plan, settings))
 
 
 def test_bytes_may_exceed_int64(plan: StepPlan) -> None:
