@@ -14,9 +14,12 @@ from typing import NamedTuple
 
 from engine.config import schema
 from engine.config.load import load, read_resolved
+from engine.config.named import sets
 from engine.config.overrides import quoted
+from engine.config.own import separate
 from engine.config.secret import has_secret
 from engine.config.sources import BUILT_IN, pattern_of
+from engine.config.tree import groups
 from engine.config.units import counted
 from engine.data.sources.compressed import SUFFIXES, unpacked
 from engine.data.sources.content import HEAD, check, recognise
@@ -59,14 +62,16 @@ def with_format(
     # Nothing is opened at a URL with a secret, and no message shows it: a rule refuses it.
     if data.sources or not data.paths or any(map(has_secret, data.paths)):
         return [*overrides]
-    pattern = next((data.pattern for text in overrides if text.startswith("data.pattern=")), None)
+    others, own, _ = separate(overrides)
+    pattern = data.pattern if sets("data.pattern", others, own) else None
     resumed = of_job or any(text.startswith("run.out=") for text in overrides)  # any other run gets a new folder
     choice = _of_run(RunFolder(Path(config.run.out)), data, pattern) if resumed else None
     choice = choice or choose(data, pattern)
     if choice is None:
         return [*overrides]
     if data.path not in BUILT_IN:
-        say(f"{data.place}: {choice.found}, so data={choice.format}")
+        keys = [text for text in choice.overrides if text.startswith(("data=", "data.format="))]
+        say(f"{data.place}: {choice.found}, so {' '.join(keys)}")
     return [*overrides, *choice.overrides]
 
 
@@ -78,8 +83,12 @@ def _of_run(folder: RunFolder, data: schema.Data, pattern: str | None) -> Choice
         return None
     if before.sources or [*map(os.path.realpath, before.paths)] != [*map(os.path.realpath, data.paths)]:
         return None
-    chosen = [f"data={before.name}", *([] if pattern else [f"data.pattern={quoted(before.pattern)}"])]
-    return Choice(before.name, chosen, f"the format of the run in {folder.root}")
+    chosen = [f"data={before.name}"]
+    if before.format != before.name:
+        chosen.append(f"data.format={before.format}")
+    if not pattern:
+        chosen.append(f"data.pattern={quoted(before.pattern)}")
+    return Choice(before.format, chosen, f"the format of the run in {folder.root}")
 
 
 def choose(data: schema.Data, pattern: str | None = None) -> Choice | None:
@@ -111,26 +120,41 @@ def _choose(path: str, pattern: str | None) -> Choice | None:
             return _tokens(prefix)
     name = _by_suffix(path)
     if is_url(path) and name is not None:
-        return Choice(name, [f"data={name}"], f"{_words(name)} by its name")  # without a look through the network
+        return Choice(
+            name, _overrides(name, pattern), f"{_words(name)} by its name"
+        )  # without a look through the network
     found = kind(path)
     if found == "file":
-        return _of_file(path)
-    root, pattern = (path, pattern or "**/*") if found == "folder" else split_glob(path)
-    if not pattern or kind(root) != "folder":
+        return _of_file(path, pattern)
+    root, selects = (path, pattern or "**/*") if found == "folder" else split_glob(path)
+    if not selects or kind(root) != "folder":
         return None
     if found == "folder" and any(
         kind(posixpath.join(root, one)) == "file" for one in ("dataset_dict.json", "state.json")
     ):
         return Choice("arrow", ["data=arrow"], "a folder of Hugging Face's save_to_disk")
-    names = sorted(below(root, pattern))
-    return _of_files(path, root, names, globbed=found != "folder") if names else None
+    names = sorted(below(root, selects))
+    return _of_files(path, root, names, found != "folder", pattern) if names else None
+
+
+def _keys(format: str) -> list[str]:
+    """Return the overrides that name a format: by its file in `recipes/data`, or by its key if it has none."""
+    return [f"data={format}"] if format in groups()["data"] else ["data=folder", f"data.format={format}"]
+
+
+def _overrides(format: str, pattern: str | None) -> list[str]:
+    """Return the overrides that choose a format, and the files of a folder; without `pattern`, those of the format."""
+    keys = _keys(format)
+    if pattern is None and len(keys) > 1:  # no file in `recipes/data` sets the pattern of the format
+        pattern = pattern_of(format)
+    return [*keys, f"data.pattern={quoted(pattern)}"] if pattern else keys
 
 
 def _tokens(prefix: str) -> Choice:
     return Choice("tokens", ["data=tokens", f"data.path={quoted(prefix)}"], f"a token file, {prefix}.idx")
 
 
-def _of_file(path: str) -> Choice:
+def _of_file(path: str, pattern: str | None) -> Choice:
     """Choose the format of a single file. A text is a folder with one document."""
     if not is_url(path):
         with reading(path):  # rejects a named pipe, which has no suffix of a format
@@ -140,14 +164,17 @@ def _of_file(path: str) -> Choice:
         if format in FORMATS and FORMATS[format].unpacked:  # rejects, for example, a JSON array
             with unpacked(path) as file:
                 check(file.read(HEAD), format, path, path)
-        return Choice(format, [f"data={format}"], _words(format))
+        return Choice(format, _overrides(format, pattern), _words(format))
     folder, name = posixpath.split(path)
     inside = [f"data.path={quoted(folder or '.')}", f"data.pattern={quoted(glob.escape(name))}"]
     return Choice("folder", ["data=folder", *inside], "one text")
 
 
-def _of_files(path: str, root: str, names: Sequence[str], globbed: bool) -> Choice:
-    """Choose the format of the files in a folder by the first one of each suffix. `globbed`: `path` is a glob."""
+def _of_files(path: str, root: str, names: Sequence[str], globbed: bool, pattern: str | None) -> Choice:
+    """Choose the format of the files in a folder by the first one of each suffix.
+
+    `globbed`: `path` is a glob. `pattern` is `data.pattern`, if it is set.
+    """
     # One file of each suffix is opened, because a folder may have millions of files.
     formats, kinds = dict[str, str](), dict[str, list[str]]()
     for name in names:
@@ -182,25 +209,33 @@ def _of_files(path: str, root: str, names: Sequence[str], globbed: bool) -> Choi
     found += f" ({counted(left, 'other file')} {'is' if left == 1 else 'are'} not read)" if left else ""
     # A folder needs a pattern that selects the chosen files. A glob has selected them already, so it must match no
     # others.
-    overrides = [f"data={format}"]
     if not globbed:
-        overrides += _pattern(format, chosen, names, path)
-    elif format == "folder" and not left:
-        overrides += [f"data.path={quoted(root)}", f"data.pattern={quoted(split_glob(path)[1])}"]
-    elif left:
+        return Choice(format, _overrides(format, _pattern(format, chosen, names, path, pattern)), found)
+    if left:
         raise _ambiguous(path, Counter({format: len(chosen), _OTHER: left}), "has", "file")
-    return Choice(format, overrides, found)
+    if format != "folder":
+        return Choice(format, _overrides(format, pattern), found)
+    return Choice(format, [*_overrides(format, split_glob(path)[1]), f"data.path={quoted(root)}"], found)
 
 
-def _pattern(format: str, chosen: Sequence[str], names: Sequence[str], path: str) -> list[str]:
-    """Return the override that selects the `chosen` files among all; none if the pattern of the format does."""
+def _pattern(format: str, chosen: Sequence[str], names: Sequence[str], path: str, pattern: str | None) -> str | None:
+    """Return the `data.pattern` that selects the `chosen` files in the folder; None if that of the format does.
+
+    `pattern` is the one that is set: it matches `names`, which are otherwise all files.
+    """
+    if pattern and len(chosen) == len(names):
+        return pattern
+    files = sorted(below(path, "**/*")) if pattern else names
     suffixes = {"".join(_suffix(name)) for name in chosen}
-    for pattern in (pattern_of(format), *(f"**/*{suffix}" for suffix in sorted(suffixes)), "**/*"):
-        if [name for name in names if matches(name, pattern)] == [*chosen]:
-            return [] if pattern == pattern_of(format) else [f"data.pattern={quoted(pattern)}"]
+    usual = pattern_of(format)
+    for one in (usual, *(f"**/*{suffix}" for suffix in sorted(suffixes)), "**/*"):
+        if [name for name in files if matches(name, one)] == [*chosen]:
+            return one if pattern or one != usual else None
     if format == "folder":  # with files that are no text
-        return []
-    hint = f"set data={format} and data.pattern, for example data.pattern='**/*{min(suffixes)}'"
+        return pattern
+    if pattern:
+        raise _ambiguous(path, Counter({format: len(chosen), _OTHER: len(names) - len(chosen)}), "has", "file")
+    hint = f"set {' '.join(_keys(format))} and data.pattern, for example data.pattern='**/*{min(suffixes)}'"
     raise ConfigError("has files of one format under several names", key=f"data.path={path}", hint=hint)
 
 
@@ -248,7 +283,7 @@ def _ambiguous(path: str, counts: Mapping[str, int], verb: str, noun: str) -> Co
     parts = [
         f"{counted(count, noun)} of {'another kind' if one == _OTHER else _words(one)}" for one, count in counts.items()
     ]
-    ways = [f"data={one}" for one in counts if one != _OTHER]
+    ways = [" ".join(_keys(one)) for one in counts if one != _OTHER]
     several = f"choose one: {' or '.join(ways)}, and data.pattern to select its files"
     hint = several if len(ways) > 1 else "name only the files of one format and suffix"
     return ConfigError(f"{verb} {' and '.join(parts)}", key=f"data.path={shlex.quote(path)}", hint=hint)

@@ -106,6 +106,37 @@ def test_a_folder(files: Files, form: str, count: int, make: Callable[[Files], P
         assert chosen(f"[{root}/a.jsonl,{root}/b]") == ("jsonl", [b"one", b"two"] * 2)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("sub/*.json", [b"one", b"two"]),
+        ("**/*.json", [b"one", b"two"] * 2),
+        ("*", [b"one", b"two"]),  # with a README, so **/*.jsonl is set instead
+        ("sub/*", None),  # with a README, and there are others in another folder
+    ],
+)
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_a_pattern_that_is_set_selects_the_files(
+    pattern: str, expected: list[bytes] | None, in_a_file: bool, make: Callable[[Files], Path], tmp_path: Path
+) -> None:
+    root = make(
+        {"sub/a.json": LINES, "other/b.json": LINES, "sub/README.md": b"x", "README.md": b"x", "c.jsonl": LINES}
+    )
+    given = [f"data.path={root}", f"data.pattern={pattern}"]
+    if in_a_file:
+        (tmp_path / "mine.yaml").write_text(
+            f"defaults:\n  - quickstart\ndata:\n  path: {root}\n  pattern: '{pattern}'\n"
+        )
+        given = [f"recipe={tmp_path / 'mine.yaml'}"]
+    if expected is None:
+        with refused(ConfigError, f"data.path={root}"):
+            with_format(given)
+        return
+    data = load(with_format(given)).data
+    found = [document.text for block in FORMATS[data.format].blocks(data) for document in block.documents()]
+    assert (data.format, found) == ("jsonl", expected)
+
+
 def test_a_token_file(tmp_path: Path) -> None:
     (tmp_path / "tokens").mkdir()
     prefix = written(tmp_path / "tokens" / "a", [[1]])

@@ -13,16 +13,18 @@ import pytest
 
 from bytescale_cli.main import run
 from engine.config import schema
-from engine.config.load import load
+from engine.config.load import load, resolved_yaml
 from engine.config.sources import source_configs
 from engine.data.block_files import read_blocks, write_blocks
-from engine.data.choose import choose
+from engine.data.choose import choose, with_format
 from engine.data.opening import open_sources
 from engine.data.places import Known, at_place, places_of
 from engine.data.sources.files import find
 from engine.data.sources.formats import FORMATS, Format
 from engine.data.sources.source import Block, Document, sample_blocks
 from engine.data.token_file import TokenFile
+from engine.errors import ConfigError
+from engine.run.folder import RunFolder
 
 MakeData = Callable[..., schema.Data]
 TEXTS = ["one", "two and two", "three\nlines"]
@@ -86,11 +88,30 @@ def test_an_added_format_is_listed_and_found_again(folder: Path, make_data: Make
     assert [at_place([corpus], place)[0][0].document for place in places] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("path", ["{}", "{}/a.stanza", "{}/*.stanza", "memory://poems/a.stanza"])
+@pytest.mark.parametrize("path", ["{}", "{}/a.stanza", "{}/*.stanza", "[{}/a.stanza,{}]", "memory://poems/a.stanza"])
 def test_files_of_an_added_format_are_found_by_their_names(folder: Path, path: str) -> None:
-    named = load(["data=jsonl", f"data.path='{path.format(folder)}'"], rules=False).data
-    chosen = choose(named)
-    assert chosen is not None and (chosen.format, chosen.overrides) == ("stanzas", ["data=stanzas"])
+    """Without a file of the format in recipes/data."""
+    named = [f"data.path={path.replace('{}', str(folder))}"]
+    data = load(with_format(named)).data
+    assert (data.format, data.pattern, data.encoding) == ("stanzas", "**/*.stanza", "utf-8")
+    assert load(with_format([*named, "data.pattern='a.*za'"])).data.pattern == "a.*za"
+
+
+def test_an_added_format_is_shown_and_kept_by_its_run(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [f"data.path={folder}", f"data.cache={tmp_path / 'cache'}", f"run.out={tmp_path / 'run'}"]
+    assert run(["data", "head", *given, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert "data.format=stanzas" in shown.err and "two and two" in shown.out
+    (tmp_path / "run").mkdir()
+    config = load(with_format(given))
+    RunFolder(tmp_path / "run").resolved.write_text(resolved_yaml(config))
+    (folder / "b.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    assert load(with_format(given)) == config
+    with pytest.raises(ConfigError) as caught:
+        with_format(given[:1])
+    assert "data=folder data.format=stanzas or data=jsonl" in str(caught.value.problems[0].hint)
 
 
 @pytest.mark.parametrize(
