@@ -48,7 +48,8 @@ class Job:
     @cached_property
     def settings(self) -> PlanSettings:
         """The planner's settings."""
-        return self.known_settings or PlanSettings.of(self.config, self.cluster, self.costs)
+        known = self.known_settings
+        return PlanSettings.of(self.config, self.cluster, self.costs) if known is None else known
 
     def with_config(self, config: Config) -> Job:
         """Return the job of a config with other values.

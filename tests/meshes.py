@@ -23,7 +23,6 @@ from engine.job import Job
 from engine.models.build import build_model
 from engine.models.decoder import Decoder
 from engine.models.parallelize import parallelize
-from engine.models.split import slice_of
 from engine.parallel.axes import Axes
 from engine.parallel.expert import ExpertParallel
 from engine.parallel.pipeline import Pipeline
@@ -37,6 +36,7 @@ from engine.zero.shards import gathered, sharded
 from tests.covering import Case
 from tests.helpers import Batch, batch, config, family, llama, mixtral
 from tests.planner.pipelines import sliced
+from tests.slices import slice_of
 
 CPU, WORLD, CAPACITY, LAYERS = torch.device("cpu"), 4, 40, 5
 EXPERTS = ["model.top_k=2", "balance.loss_weight=0.5", "balance.z_weight=0.1"]

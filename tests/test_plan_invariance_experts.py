@@ -29,11 +29,11 @@ from engine.models.decoder import Decoder
 from engine.planner.make import plan_step
 from engine.planner.plan.schedule import shard_spans
 from engine.planner.plan.step_plan import StepPlan
-from engine.simulator.facts import rank_ring_bytes
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
 from tests.attention.rings import unsplit
 from tests.helpers import FakeReader, batch, config, family, mixtral, rank_context
+from tests.simulator.ring_bytes import rank_ring_bytes
 from tests.world import run_world
 
 WORLDS = (1, 2, 3, 4)

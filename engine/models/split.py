@@ -18,18 +18,6 @@ def dim_of(table: Parameters, name: str) -> int | None:
     return table[name].split if name in table else None
 
 
-def slice_of(parameter: Parameter, whole: Tensor, tp: int, rank: int) -> Tensor:
-    """Return the slice of a parameter that device `rank` of `tp` stores: all of it if it is not split.
-
-    Slices have equal sizes: the end of the vocabulary is padded with rows of zeros.
-    """
-    dim = parameter.split
-    if dim is None or tp == 1:
-        return whole
-    padding = whole.new_zeros((-len(whole) % tp if dim == 0 else 0, *whole.shape[1:]))
-    return torch.cat([whole, padding]).chunk(tp, dim)[rank]
-
-
 class Run(NamedTuple):
     """Consecutive elements of a parameter, in two slices of it."""
 

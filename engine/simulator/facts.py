@@ -104,12 +104,6 @@ def ring_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:
     return _sent(plan, settings, ring & ~leaves), _sent(plan, settings, ring & leaves)
 
 
-def rank_ring_bytes(plan: StepPlan, settings: PlanSettings) -> list[int]:
-    """Return the bytes that each rank sends in its rings in a step, all layers and passes."""
-    ring = plan.degrees[plan.shard_slice] > 1
-    return [_sent(plan, settings, ring & (plan.ring_ranks == rank)) for rank in range(plan.ranks)]
-
-
 def _sent(plan: StepPlan, settings: PlanSettings, hops: NDArray[np.bool_]) -> int:
     """Return the bytes that the ranks of the selected shards, [K], send to the next ones and to their team."""
     costs = settings.costs

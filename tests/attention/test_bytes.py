@@ -19,9 +19,10 @@ from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
-from engine.simulator.facts import rank_ring_bytes, ring_bytes
+from engine.simulator.facts import ring_bytes
 from tests.attention.rings import CPU, ThreadComm, links_between
 from tests.covering import covered
+from tests.simulator.ring_bytes import rank_ring_bytes
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 LENGTHS = np.array([1, 2, 509, 1024, 37, 751, 256, 257, 10], dtype=np.int64)

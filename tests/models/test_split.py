@@ -11,8 +11,8 @@ from engine.models.common import initialise as initialising
 from engine.models.common.initialise import initialise
 from engine.models.common.part import Part
 from engine.models.decoder import Decoder
-from engine.models.split import slice_of
 from tests.cost.shapes import shape
+from tests.slices import slice_of
 
 MODEL = shape(layers=2, hidden=64, heads=8, kv_heads=4, ffn=96, vocab=301)
 EXPERTS = MODEL.model_copy(update={"family": "mixtral", "experts": 3, "top_k": 2})

@@ -34,10 +34,10 @@ from engine.models.common.swiglu import FeedForward
 from engine.models.experts.grouped import LOOP, PRODUCTS, Products
 from engine.models.experts.layer import Experts
 from engine.models.parallelize import parallelize
-from engine.models.split import slice_of
 from engine.parallel.tensor import TensorParallel
 from tests.attention.rings import unsplit
 from tests.cost.shapes import shape
+from tests.slices import slice_of
 from tests.world import run_world
 
 CPU, TOKENS, WORLD = torch.device("cpu"), 401, 2

@@ -19,10 +19,11 @@ from engine.planner.make import plan_step
 from engine.planner.plan import schedule
 from engine.planner.plan.step_plan import MicroBatch, StepPlan
 from engine.planner.settings import PlanSettings
-from engine.simulator.facts import facts, outcome, rank_ring_bytes, ring_bytes
+from engine.simulator.facts import facts, outcome, ring_bytes
 from engine.simulator.timeline import simulate
 from tests.presets import LLAMA7B_2M
 from tests.simulator.reference import Machine
+from tests.simulator.ring_bytes import rank_ring_bytes
 from tests.simulator.worlds import World, worlds
 
 CONFIG = load(["cluster.ranks_per_node=5", "context=8K", "capacity=2K"])

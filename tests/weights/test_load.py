@@ -19,11 +19,11 @@ from engine.config.load import load
 from engine.errors import DataError
 from engine.family.families import parameters_of
 from engine.models.build import build_model
-from engine.models.split import slice_of
 from engine.trainer.model import part_of
 from engine.weights.check import check_weights
 from engine.weights.copy import import_weights
 from engine.weights.load import load_weights
+from tests.slices import slice_of
 from tests.weights.folders import config, llama, logits, mixtral, our_logits, saved
 
 TOKENS = torch.randint(0, 258, (41,), generator=torch.Generator().manual_seed(1))
