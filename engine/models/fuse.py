@@ -8,7 +8,6 @@ backward pass. The code is specialised for the widths of the model, but not for 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial, wraps
 from typing import Any
 
@@ -68,7 +67,7 @@ def _eager(op: Op) -> Op:
 @cache
 def compiled(op: Op) -> Op:
     """Return the operation with both functions compiled. Compilation happens when they are first called."""
-    return replace(op, forward=compiled_function(op.forward), backward=compiled_function(op.backward), native=None)
+    return op.around(compiled_function(op.forward), compiled_function(op.backward))
 
 
 def compiled_function(function: Callable[..., Any]) -> Callable[..., Any]:

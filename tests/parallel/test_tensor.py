@@ -4,7 +4,6 @@ products that the model has: another arithmetic inside gives what it gives on on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -67,13 +66,12 @@ def tiled(product: Op, tile: int) -> Op:
         dxs, dweights = zip(*(product.backward(*pair, weight) for pair in pairs), strict=True)
         return torch.cat(dxs), sum(dweights)
 
-    return replace(product, forward=forward, backward=backward, native=None)
+    return product.around(forward, backward)
 
 
-ROUNDED = Op(
+ROUNDED = PRODUCT.around(
     lambda x, weight: PRODUCT.forward(rounded(x), rounded(weight)),
     lambda dout, x, weight: PRODUCT.backward(rounded(dout), rounded(x), rounded(weight)),
-    keeps=(0, 1),
 )
 NARROW = Op(  # saves a narrower x of its own
     lambda x, weight: (*ROUNDED.forward(x, weight), x.bfloat16()),

@@ -1,13 +1,12 @@
 """An operation with an explicit gradient, so that this code decides which tensors are saved for the backward pass.
 
-Both functions run outside autograd, so they can be compiled or wrapped. An operation that stacks around this one is a
-copy with other functions (`dataclasses.replace`).
+Both functions run outside autograd, so they can be compiled or wrapped (`Op.around`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +26,8 @@ class Op:
     forward: Callable[..., tuple[Tensor, ...]]
     backward: Callable[..., tuple[Tensor | None, ...]]
     keeps: tuple[int, ...]  # indices of the inputs to save
-    # PyTorch's own function with the same output, gradients and saved tensors: it takes less time on the host.
+    # PyTorch's own function with the same output, gradients and saved tensors: it takes less time on the host. If it is
+    # set, it runs instead of the two functions, so it belongs to these two only: `around` leaves it out.
     native: Callable[..., Tensor] | None = None
 
     def __call__(self, *inputs: Any) -> Tensor:
@@ -35,6 +35,12 @@ class Op:
         if self.native is not None:
             return self.native(*inputs)
         return _Run.apply(self, *inputs)  # type: ignore[no-any-return]
+
+    def around(
+        self, forward: Callable[..., tuple[Tensor, ...]], backward: Callable[..., tuple[Tensor | None, ...]]
+    ) -> Op:
+        """Return a copy with functions that call those of this operation. It keeps the same inputs."""
+        return replace(self, forward=forward, backward=backward, native=None)
 
 
 class _Run(torch.autograd.Function):
