@@ -25,7 +25,8 @@ quickstart: $(STAMP)
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-# A contributor's loop: at most 300 s of processor time. Each worker takes 12 s to collect the tests, so there are fewer.
+# A contributor's loop, meant to take at most 300 s of processor time; nothing enforces that. Each worker takes 12 s to
+# collect the tests, so there are fewer.
 check: lint
 	$(PYTEST) --numprocesses 2 -m "not world and not long and not slow and not gpu"
 

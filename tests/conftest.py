@@ -111,7 +111,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """List the tests that may need the mark `long`, where those with it are left out, as in `make check`."""
+    """Say what all tests took and which may need the mark `long`, where those are left out, as in `make check`."""
     if "not long" in config.getoption("markexpr"):
-        for seconds, name in tiers.costly(chain.from_iterable(terminalreporter.stats.values())):
-            terminalreporter.write_line(f"{seconds:5.1f} s of processor time: {name}")
+        for line in tiers.summary(chain.from_iterable(terminalreporter.stats.values())):
+            terminalreporter.write_line(line)

@@ -1,7 +1,8 @@
-"""A world of a test without the mark is a failure, and costly tests of `make check` are listed."""
+"""A world of a test without the mark is a failure, and costly tests of `make check` are listed, with the sum of all."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +16,16 @@ from tests.world import run_world
 BUSY = """
 import time
 
-def test_cheap():
-    pass
-
-def test_costly():
-    end = time.process_time() + 1.1
+def spin(seconds):
+    end = time.process_time() + seconds
     while time.process_time() < end:
         pass
+
+def test_cheap():
+    spin(0.6)
+
+def test_costly():
+    spin(1.1)
 """
 
 
@@ -42,4 +46,6 @@ def test_costly_tests_are_listed_where_long_ones_are_left_out(tmp_path: Path) ->
     options = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-p", "tests.conftest"]
     command = [sys.executable, "-m", "pytest", *options, "--numprocesses", "1", "-m", "not long", str(tmp_path)]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert " s of processor time: test_busy.py::test_costly\n" in said and "::test_cheap" not in said
+    (costly, named), (total, _) = re.findall(r"([\d.]+) s of processor time: (.*)", said)
+    assert named == "test_busy.py::test_costly" and float(costly) >= 1.1
+    assert float(total) >= float(costly) + 0.6 - 0.1, "each is rounded"

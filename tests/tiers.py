@@ -22,13 +22,16 @@ def processor_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def costly(reports: Iterable[Any], limit_s: float = 1.0) -> list[tuple[float, str]]:
-    """Return seconds and names of the tests that kept processors busy for longer, the longest first.
+def summary(reports: Iterable[Any], limit_s: float = 1.0) -> list[str]:
+    """Return a line with the processor time of each test that takes longer, the longest first, then one of all tests.
 
-    `processor_s` of the reports of a test is the time from its beginning to the end of each phase.
+    `processor_s` of the reports of a test is the time from its beginning to the end of each phase. Collection, lint and
+    types are not in the sum.
     """
     seconds = dict[str, float]()
     for report in reports:
         if hasattr(report, "processor_s"):
             seconds[report.nodeid] = max(report.processor_s, seconds.get(report.nodeid, 0))
-    return sorted(((taken, name) for name, taken in seconds.items() if taken > limit_s), reverse=True)
+    costly = sorted(((taken, name) for name, taken in seconds.items() if taken > limit_s), reverse=True)
+    listed = [*costly, (sum(seconds.values()), "all tests, without their collection")]
+    return [f"{taken:5.1f} s of processor time: {name}" for taken, name in listed]
