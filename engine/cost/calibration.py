@@ -8,6 +8,7 @@ with, it reproduces the measured time of a sequence of s tokens, T(s) = a s^2 + 
 from __future__ import annotations
 
 import json
+import reprlib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ def read(path: Path, cluster: str) -> Calibration:
     for name in names:
         problem = _problem(name, found[name])
         if problem is not None:
-            raise _refusal(path, f"{name} {problem}, not {found[name]!r}")
+            raise _refusal(path, f"{name} {problem}, not {reprlib.repr(found[name])}")
     if found["cluster"] != cluster:
         raise _refusal(path, f"it was made for cluster={found['cluster']}, not for cluster={cluster}")
     # Whole numbers become floats: compiled functions would be compiled again for integers.

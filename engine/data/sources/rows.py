@@ -241,4 +241,4 @@ def no_such_field(place: str, field: str, fields: Sequence[str], what: str) -> D
     hint = f"did you mean data.field={close}?" if close is not None else f"set data.field to one of {some}"
     if field == TEXT and {_CHOSEN, _REJECTED} <= {*fields}:
         hint = f"set data.field={_CHOSEN} to train on the chosen answers"
-    return DataError(f"has no {what} {field!r}", key=place, hint=hint if fields else "there are none")
+    return DataError(f"has no {what} {field!r}", key=place, hint=hint if fields else "it has no fields: remove it")
