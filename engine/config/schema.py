@@ -445,7 +445,11 @@ class Config(Section):
 
     recipe: str = Field(description="name of the recipe")
     context: Tokens = Field(ge=1, le=_TOKENS, description="maximum length of a sequence; longer documents are split")
-    capacity: Tokens = Field(ge=1, le=_TOKENS, description="maximum tokens per rank in one micro-batch")
+    capacity: Tokens = Field(
+        ge=1,
+        le=_TOKENS,
+        description="maximum tokens per rank in one micro-batch; offload permits more of a long sequence",
+    )
     batch_tokens: Tokens = Field(
         ge=1, le=_TOKENS, description="maximum tokens of a step; a longer document forms a step alone"
     )

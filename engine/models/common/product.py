@@ -1,7 +1,7 @@
 """Products of linear layers: x [T,I] and a weight [O,I] to x @ weight.T [T,O].
 
-A product is an `Op`, so products stack. The innermost one does the arithmetic; others compile it, cut it into tiles, or
-communicate around it (`engine/parallel/tensor.py`), and call its two functions. Letters: T tokens, I inputs, O outputs.
+A product is an `Op`, so products stack. The innermost one does the arithmetic; another may communicate around it, as
+`engine/parallel/tensor.py` does, and calls its two functions. Letters: T tokens, I inputs, O outputs.
 """
 
 from __future__ import annotations
