@@ -39,9 +39,10 @@ def allow_chaos(reach: Callable[[int, str], None] | None) -> None:
 def report(phase: str, part: int = 0, step: int | None = None) -> None:
     """Say that this rank begins a phase of its step, for example `forward` as its pass 3; a `step` begins with it.
 
-    `part` counts on this rank, so that ranks can be compared: of two in the same step, the one with the smaller part
-    is behind. Numbers of the plan count over all ranks. It takes microseconds. If the agent is gone, the thread that
-    listens to it notices.
+    `part` is the number of the pass among those of this rank in this step, by which the rank that is furthest behind is
+    found; numbers of the plan count over all ranks, and would not tell.
+
+    It takes microseconds. If the agent is gone, the thread that listens to it notices.
     """
     if step is not None:
         _place.step = step

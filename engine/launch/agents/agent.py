@@ -10,7 +10,7 @@ carry to other hosts:
     | <- hello --------------------------------- |
     | -- start: ranks, program, environment ---> | starts a process for each rank
     | <- listening: where its children connect - |
-    | <- beats: where each rank is, each second  | <- at: step, phase, micro-batch ---------- |
+    | <- beats: where each rank is, each second  | <- at: step, phase, number of the pass --- |
     |                                            | <- planned_s: of the plan of this step --- |
     |                                            | <- reduce: a value to combine ------------ |
     |                                            | -- result: what all ranks' values make --> |
