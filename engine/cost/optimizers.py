@@ -26,10 +26,10 @@ class Optimizer:
     """An optimizer, and what others need to know of it.
 
     build: `build(groups, settings)` returns PyTorch's optimizer of parameter groups by kind, with their weight decay;
-    kinds without parameters are left out. It must also run on CPU tensors, for `optimizer.on_host`. states: returns the
-    names of the tensors like the parameter that it keeps for each kind, besides master weights, in the order of
-    `KINDS`. `step`, its count of updates, is none of them. whole_matrices: needs the rows and columns of a matrix. No
-    ZeRO stage has them, so such an optimizer is rejected.
+        kinds without parameters are left out. It must also run on CPU tensors, for `optimizer.on_host`.
+    states: returns the names of the tensors like the parameter that it keeps for each kind, besides master weights, in
+        the order of `KINDS`. `step`, its count of updates, is none of them.
+    whole_matrices: needs the rows and columns of a matrix. No ZeRO stage has them, so such an optimizer is rejected.
     """
 
     build: Callable[[dict[str, dict[str, Any]], schema.Optimizer], Any]

@@ -163,7 +163,7 @@ def _of_file(path: str, pattern: str | None) -> Choice:
     if format not in ("folder", _OTHER):
         if format in FORMATS and FORMATS[format].unpacked:  # rejects, for example, a JSON array
             with unpacked(path) as file:
-                check(file.read(HEAD), format, path, path)
+                check(file.read(HEAD), format, path, path, unpacked=True)
         return Choice(format, _overrides(format, pattern), _words(format))
     folder, name = posixpath.split(path)
     inside = [f"data.path={quoted(folder or '.')}", f"data.pattern={quoted(glob.escape(name))}"]
@@ -274,7 +274,7 @@ def _format(path: str) -> str:
     if named is not None and FORMATS[named].begins(head, path, True):
         return named
     if found is not None:
-        return "tokens" if "token file" in found.says else _OTHER
+        return "tokens" if found.format == "tokens" else _OTHER
     return next((name for name, form in FORMATS.items() if form.begins(head, path, False)), "folder")
 
 

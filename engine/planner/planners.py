@@ -23,13 +23,15 @@ class Planner:
     """A planner, and what others need to know of it. Letters: P ranks, S sequences.
 
     plan: returns the plan of a step for the lengths of its sequences, [S], in the mode of the settings if that is one
-    of `modes`, else in free mode: its plan is then converted (make.py). modes: "free", which every planner has,
-    "lockstep", "pipeline". peers: returns the HDP ranks with which the rings of each rank may exchange messages in any
-    step, [P, N], where the rank itself and repetitions count for nothing. They are connected before the first step;
-    `verify` rejects a plan with others. most_peers: of a rank in one step; in a smaller world, all other ranks. The
-    memory estimate has room for so many. by_equation_3: offloads by equation 3 of the paper, not only what the capacity
-    needs (ratios.py). bound: returns a lower bound of the time of a step, in ns, for `tune`. tight_bound: the bound is
-    nearly that time, and cheap.
+        of `modes`, else in free mode: its plan is then converted (make.py).
+    modes: "free", which every planner has, "lockstep", "pipeline".
+    peers: returns the HDP ranks with which the rings of each rank may exchange messages in any step, [P, N], where the
+        rank itself and repetitions count for nothing. They are connected before the first step; `verify` rejects a plan
+        with others.
+    most_peers: of a rank in one step; in a smaller world, all other ranks. The memory estimate has room for so many.
+    by_equation_3: offloads by equation 3 of the paper, not only what the capacity needs (ratios.py).
+    bound: returns a lower bound of the time of a step, in ns, for `tune`.
+    tight_bound: the bound is nearly that time, and cheap.
     """
 
     plan: Callable[[Ints, PlanSettings], StepPlan]

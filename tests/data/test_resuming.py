@@ -80,7 +80,7 @@ def texts(folder: Path) -> Config:
 
 
 def mixture(folder: Path) -> Begin:
-    """All that a run opens, in another process: blocks are listed and sources opened again."""
+    """All that a run opens, in new objects: blocks are listed and sources opened again."""
     config = texts(folder)
     return lambda state: StepsFrom(Corpora(config).steps, state)
 

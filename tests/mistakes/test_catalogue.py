@@ -43,6 +43,11 @@ def test_golden_files_are_compared_or_rewritten(tmp_path: Path, monkeypatch: pyt
         accepted.accepted(tmp_path / "old", "b")
     with pytest.raises(AssertionError):
         accepted.accepted_folder(tmp_path, {})
+    with pytest.raises(AssertionError):
+        accepted.accepted_folder(tmp_path / "folder", {"new": "b"})
+    accepted.accepted_names(tmp_path, ["old", "of a slower test"])
     monkeypatch.setattr(accepted, "REWRITE", True)
-    accepted.accepted_folder(tmp_path, {"new": "b"})
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("new", "b")]
+    for folder in (tmp_path, tmp_path / "folder"):
+        accepted.accepted_folder(folder, {"new": "b"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "new"]
+    assert [(path.name, path.read_text()) for path in (tmp_path / "folder").iterdir()] == [("new", "b")]

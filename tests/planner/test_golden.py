@@ -21,7 +21,7 @@ from engine.planner.planners import PLANNERS
 from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import simulate
 from engine.units import PPM, Ints
-from tests.accepted import accepted
+from tests.accepted import accepted, accepted_names
 from tests.planner.samples import LINKED_COSTS, ints, settings, staged_costs
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -93,3 +93,7 @@ def plans(planner: str) -> dict[str, str]:
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_plans_are_golden(planner: str) -> None:
     accepted(GOLDEN / f"{planner}.json", json.dumps(plans(planner), indent=1) + "\n")
+
+
+def test_only_plans_of_planners_are_golden() -> None:
+    accepted_names(GOLDEN, [f"{planner}.json" for planner in PLANNERS])

@@ -23,7 +23,7 @@ from engine.launch.run import train
 from engine.planner.make import plan_step
 from engine.simulator.facts import facts
 from engine.simulator.hollow import empty_capacity, low_balance
-from tests.accepted import accepted, accepted_folder
+from tests.accepted import accepted, accepted_folder, accepted_names
 from tests.recipes.golden_texts import golden_texts
 from tests.root import ROOT
 
@@ -32,6 +32,7 @@ CONTEXTS = {"256k", "512k", "1m", "2m"}
 NODES = {1: "1node", 2: "2nodes", 4: "4nodes", 16: "16nodes"}
 LONG = ("llama7b", "llama13b", "llama30b", "llama70b", "llama3-8b", "mixtral8x7b", "mixtral8x22b")
 DOCS = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+PLANS = Path(__file__).parent / "plans"
 EACH = pytest.mark.parametrize("name", tree.recipes())
 
 
@@ -114,7 +115,12 @@ def test_no_plan_is_hollow(model: str) -> None:
         if config.lengths.name != "data":
             golden[name] = f"{plan.digest} {1e9 * float(found['makespan_s']):.0f}"
     if golden:
-        accepted(Path(__file__).parent / "plans" / f"{model}.json", json.dumps(golden, indent=1) + "\n")
+        accepted(PLANS / f"{model}.json", json.dumps(golden, indent=1) + "\n")
+
+
+def test_only_plans_of_models_of_recipes_are_golden() -> None:
+    synthetic = [config for config in map(recipe, tree.recipes()) if config.lengths.name != "data"]
+    accepted_names(PLANS, {f"{config.model.name}.json" for config in synthetic})
 
 
 def kinds() -> list[str]:

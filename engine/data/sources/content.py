@@ -9,12 +9,10 @@ import shlex
 from codecs import BOM_UTF8
 from typing import NamedTuple
 
-from engine.config.schema import FORMATS
 from engine.config.sources import pattern_of
 from engine.data.sources.files import matches
 from engine.errors import DataError
 from engine.readers import parse_line
-from engine.tables import imported
 
 HEAD = 1024  # bytes of a file that are looked at
 _ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\{")
@@ -26,7 +24,7 @@ class Content(NamedTuple):
 
     says: str
     hint: str  # how to read it; `{path}` is what to write as data.path, `{split}` and `{join}` commands of jq
-    format: str = ""
+    format: str = ""  # `tokens`, a compression or a name in FORMATS; empty if none of these
 
 
 _UNPACK = "of JSON lines: write data=jsonl data.path={path}; decompress other files first"
@@ -58,10 +56,9 @@ _MAGIC = {
     b"PK\x03\x04": Content("is a zip archive", "extract it, and set data.path to the folder"),
     b"\x93NUMPY": Content("is a numpy array", "write its tokens as Parquet: data=parquet data.field=input_ids"),
     b"MMIDIDX\0\0": Content(
-        "is the index of a token file", "write data=tokens data.path=PREFIX, its path without .idx"
+        "is the index of a token file", "write data=tokens data.path=PREFIX, its path without .idx", "tokens"
     ),
 }
-_SIGNED = {content.format for content in _MAGIC.values()}  # a file without the first bytes of these is not one of them
 
 
 def recognise(head: bytes) -> Content | None:
@@ -70,16 +67,16 @@ def recognise(head: bytes) -> Content | None:
     return found or (_BINARY if b"\0" in head[:HEAD] else None)
 
 
-def check(head: bytes, wanted: str, path: str, root: str, arrays: bool = False) -> None:
+def check(head: bytes, wanted: str, path: str, root: str, unpacked: bool = False, arrays: bool = False) -> None:
     """Raise DataError if a file that begins with `head` is not of the format `wanted`. `root` is data.path.
 
-    `head` is decompressed if the format may be compressed. For `folder` it is the whole of it, because the first of its
+    `head` is decompressed if the file was `unpacked`. For `folder` it is the whole of it, because the first of its
     lines may be long. `arrays`: a JSON array of objects is a text, too.
     """
     found = recognise(head)
     if found is not None and found.format == wanted:
         return
-    if found is not None and found.hint == _UNPACK and imported(FORMATS)[wanted].unpacked:
+    if found is not None and found.hint == _UNPACK and unpacked:
         found = _TWICE
     elif found is None and wanted == "folder" and is_json_lines(head, path):
         found = _JSON_LINES
@@ -89,7 +86,7 @@ def check(head: bytes, wanted: str, path: str, root: str, arrays: bool = False) 
         found = _JSON_ARRAY
     elif found is None and wanted == "jsonl" and _LONG.match(head):
         found = _JSON_LONG
-    elif found in (None, _BINARY) and wanted in _SIGNED:
+    elif found in (None, _BINARY) and any(content.format == wanted for content in _MAGIC.values()):
         hint = (
             _JSON_LINES.hint
             if head.removeprefix(BOM_UTF8).lstrip().startswith(b"{")
@@ -120,8 +117,8 @@ def is_named(head: bytes, path: str, named: bool) -> bool:
     return named
 
 
-def is_signed(head: bytes, path: str, named: bool) -> bool:
-    """Return False: `recognise` has found no first bytes of a format that has some, so the file is not in it."""
+def is_only_recognised(head: bytes, path: str, named: bool) -> bool:
+    """Return False: files of a format with fixed first bytes are those that `recognise` finds, whatever their names."""
     return False
 
 

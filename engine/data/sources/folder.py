@@ -53,7 +53,7 @@ def _names(path: str, pattern: str) -> tuple[Path, list[str]]:
             raise DataError(NOWHERE[0], key=path, hint=f"set {inside}" if names_below else NOWHERE[1])
         if found == "file":
             with unpacked(root) as file:
-                check(file.read(HEAD), "folder", path, path)
+                check(file.read(HEAD), "folder", path, path, unpacked=True)
             inside = f"data.path={shlex.quote(str(root.parent))} data.pattern={shlex.quote(root.name)}"
             hint = f"set {inside} for a text; data=jsonl reads one document per line"
             raise DataError("is a file, not a folder", key=path, hint=hint)
@@ -119,7 +119,7 @@ class FolderBlock(Block):
             with unpacked(path, _HINT, MOST_BYTES) as file:
                 text = file.read()
             try:
-                check(text, "folder", path, self.root, self.arrays)
+                check(text, "folder", path, self.root, unpacked=True, arrays=self.arrays)
                 checked_text(text, self.encoding, path)
             except DataError as error:
                 yield Document(path, None, problem=error)

@@ -8,7 +8,7 @@ from functools import partial
 
 from engine.config import schema
 from engine.data.sources.arrow import ArrowBlock, arrow_blocks, arrow_files, arrow_sample
-from engine.data.sources.content import is_json, is_named, is_signed
+from engine.data.sources.content import is_json, is_named, is_only_recognised
 from engine.data.sources.files import find
 from engine.data.sources.folder import FolderBlock, folder_blocks, folder_sample
 from engine.data.sources.jsonl import JsonlBlock, jsonl_blocks, jsonl_sample
@@ -22,20 +22,21 @@ class Format:
     """A format of documents, and what others need to know of it.
 
     block: the class of the blocks, a dataclass of strings, integers and tuples of them (see block_files.py), which says
-    what of it names its tokens in the cache, and how its places are named for people (source.py). blocks: splits the
-    documents of a config, to be read in parallel. sample: `sample(data, documents, seed)` returns blocks of about so
-    many random documents, and the fraction of the source that they contain. pattern: the glob of a folder's files,
-    unless a config sets data.pattern. words: what the files contain, for messages. inside: a regular expression of what
-    follows the path in a place of a document; empty if each file is a document. unpacked: files may be compressed, and
-    the blocks decompress them (compressed.py).
-
-    Where `data.path` alone is given, choose.py asks the table. suffixes: names of files in this format, without the
-    suffix of a compression. At a URL they decide. begins: `begins(head, path, named)` says whether a file is in this
-    format, by its first, decompressed bytes `head` and by whether it is `named` with one of the suffixes; it is asked
-    if the bytes are not those of another format that `recognise` knows (content.py). By default the name decides.
-
-    files: lists the files of a config. unsized: `blocks` without opening files, so that `data lint` reports unreadable
-    files together with other faults.
+        what of it names its tokens in the cache, and how its places are named for people (source.py).
+    blocks: splits the documents of a config, to be read in parallel.
+    sample: `sample(data, documents, seed)` returns blocks of about so many random documents, and the fraction of the
+        source that they contain.
+    pattern: the glob of a folder's files, unless a config sets data.pattern.
+    words: what the files contain, for messages.
+    inside: a regular expression of what follows the path in a place of a document; empty if each file is a document.
+    unpacked: files may be compressed, and the blocks decompress them (compressed.py).
+    suffixes: names of files in this format, without the suffix of a compression, where `data.path` alone is given
+        (choose.py). At a URL they decide.
+    begins: `begins(head, path, named)` says there whether a file is in this format, by its first, decompressed bytes
+        `head` and by whether it is `named` with one of the suffixes. It is asked if the bytes are not those of another
+        format that `recognise` knows (content.py). By default the name decides.
+    files: lists the files of a config.
+    unsized: `blocks` without opening files, so that `data lint` reports unreadable files together with other faults.
     """
 
     block: type[Block]
@@ -83,7 +84,7 @@ FORMATS: Table[Format] = Table(
             words="Parquet",
             inside=r"row \d+",
             suffixes=(".parquet",),
-            begins=is_signed,
+            begins=is_only_recognised,
         ),
         "arrow": Format(
             ArrowBlock,
@@ -93,7 +94,7 @@ FORMATS: Table[Format] = Table(
             words="Arrow",
             inside=r"batch \d+:row \d+",
             suffixes=(".arrow",),
-            begins=is_signed,
+            begins=is_only_recognised,
             files=arrow_files,
         ),
     },

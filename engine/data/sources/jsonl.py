@@ -134,7 +134,7 @@ def _files(data: schema.Data) -> Iterator[tuple[str, int, bool]]:
             compressed = compression(file.read(HEAD)) is not None
             size = file.seek(0, os.SEEK_END)
         with unpacked(path) as file:
-            check(file.read(HEAD), "jsonl", path, data.path_text)
+            check(file.read(HEAD), "jsonl", path, data.path_text, unpacked=True)
         yield path, size, compressed
 
 
