@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,6 +36,7 @@ from engine.errors import BytescaleError, ConfigError, RunFolderError
 if TYPE_CHECKING:
     from engine.config.schema import Config
     from engine.launch.schedulers.joined import Joined
+    from engine.run.folder import RunFolder
 
 LAUNCHERS = ("local", "hostfile", "slurm", "k8s")
 _SHOWN_COMMANDS = 2
@@ -51,8 +51,9 @@ def train(
         str,
         typer.Option(
             metavar="auto|never|PATH|URL",
-            help="Continue the run in the folder PATH, or begin a new one from the checkpoint PATH or URL. auto: "
-            "continue the run in run.out, if there is one; never: start over.",
+            help="Continue the run in the folder PATH, or begin a new one from the checkpoint PATH or URL, with the "
+            "config of its run unless a recipe is named; a URL needs a recipe. auto: continue the run in run.out, if "
+            "there is one; never: start over.",
         ),
     ] = "auto",
     nproc: Annotated[
@@ -89,16 +90,15 @@ def train(
     if not given and resume == "auto" and not dry_run:
         hint = "`bytescale train recipe=quickstart` trains a small model here; `bytescale recipes list` shows all"
         raise ConfigError("no recipe is named", key="recipe", hint=hint)
-    # A run folder after `--resume` sets the config and `run.out`.
-    named = resume
-    given, resume = _continued(given, resume)
     note: str | None = None
     with config_as_typed(config_file), named_as_typed(aliases), ExitStack() as claim:
         place = joined(os.environ, terminal=os.isatty(0)) if launcher in (None, "slurm") else None
         # The processes of a launcher must agree on the folder, and a requeued job must find it again.
         of_job = place is not None or "SLURM_JOB_ID" in os.environ
-        with _silent_unless_first(place), _of_run(Path(named)):
-            given = chosen(given, quiet=bool(place and not place.first), of_job=of_job)
+        quiet = bool(place and not place.first)
+        with _silent_unless_first(place):
+            given, resume = _continued(given, resume, quiet)
+            given = chosen(given, quiet, of_job)
             submitted = launcher in ("slurm", "k8s") and not place
             config = load_with_weights([*given, *(place.settings(given) if place else [])], elsewhere=submitted)
         # Schedulers start this command once for each node or rank. The first process becomes the launcher, which the
@@ -157,37 +157,59 @@ def train(
     output.emit(payload, text, as_json=json)
 
 
-def _continued(given: list[str], resume: str) -> tuple[list[str], str]:
-    """Return the overrides and `--resume` for a run to continue that `--resume` names, else those given.
+def _continued(given: list[str], resume: str, quiet: bool) -> tuple[list[str], str]:
+    """Return the overrides and `--resume` for the run or checkpoint that `--resume` names, else those given.
 
-    Its config is that of the run, unless a recipe is named.
+    The config is that of the run, unless a recipe is named; a line says so, unless `quiet`. Only the folder of a run
+    continues in place, and only without `run.out`. Raises ConfigError if there is no config, or no folder for a new
+    run; CheckpointError if there is nothing to resume from.
     """
     from engine.run.folder import RunFolder
 
     keys = {text.split("=", 1)[0] for text in given}
-    if "run.out" in keys or resume in ("auto", "never") or not (saved := RunFolder(Path(resume)).resolved).is_file():
+    if resume in ("auto", "never"):
         return given, resume
-    recipe = [] if "recipe" in keys else [f"recipe={saved}"]
-    return [*recipe, *given, f"run.out={resume}"], "auto"
+    in_place = "run.out" not in keys and RunFolder(Path(resume)).resolved.is_file()
+    if "recipe" not in keys:
+        run = _run_of(resume)
+        if "run.out" not in keys and not in_place:
+            hint = f"add run.out=DIR, or continue the run itself: --resume {shlex.quote(str(run.root))}"
+            raise ConfigError("is not set, and a checkpoint begins a new run", key="run.out", hint=hint)
+        given = [f"recipe={run.resolved}", *given]
+        if not quiet:
+            output.say(f"continuing with the config {run.resolved}")
+    return ([*given, f"run.out={resume}"], "auto") if in_place else (given, resume)
 
 
-@contextmanager
-def _of_run(run: Path) -> Iterator[None]:
-    """Add to errors of the config of `run`, which `--resume` names, how to continue the run without that file."""
+def _run_of(resume: str) -> RunFolder:
+    """Return the run that `--resume` names, or in whose `checkpoints` it names one, with an intact config.
+
+    Raises ConfigError if the config is missing, damaged or of a newer version; CheckpointError if nothing can be
+    resumed from there.
+    """
+    from engine.config.resolved import read_resolved
     from engine.run.checkpoints import newest_first
     from engine.run.folder import RunFolder
+    from engine.run.remote import is_url
+    from engine.run.saved import check_exists, find
 
-    folder = RunFolder(run)
-    try:
-        yield
-    except ConfigError as error:
-        saved = next(iter(newest_first(folder.checkpoints)), "CHECKPOINT")
-        hint = f"restore this file, or continue with its recipe: bytescale train recipe=NAME --resume {saved}"
-        error.problems = tuple(
-            replace(one, hint=hint) if (one.key or "").startswith(str(folder.resolved)) else one
-            for one in error.problems
-        )
-        raise
+    hint = "name the recipe of the run: recipe=NAME or --config FILE"
+    if is_url(resume):  # which is not shown: it may contain a password
+        raise ConfigError("a URL has checkpoints, but not the resolved.yaml of their run", key="--resume", hint=hint)
+    check_exists(resume)
+    path = Path(resume)
+    run = RunFolder(path)
+    if not run.resolved.is_file():
+        find(path)
+        path = path if path.parent.name else path.absolute()
+        if path.parent.name == run.checkpoints.name:
+            run = RunFolder(path.parent.parent)
+    if not run.resolved.is_file():
+        raise ConfigError(f"{run.resolved}, the config of the run, is missing", key=f"--resume {resume}", hint=hint)
+    saved = shlex.quote(str(next(iter(newest_first(run.checkpoints)), "CHECKPOINT")))
+    recipe = f"restore this file, or continue with its recipe: bytescale train recipe=NAME --resume {saved}"
+    read_resolved(run.resolved, recipe)
+    return run
 
 
 @contextmanager

@@ -30,23 +30,24 @@ def resolved_yaml(config: Config) -> str:
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
-def read_resolved(path: Path) -> Config:
+def read_resolved(path: Path, restore: str = _RESTORE) -> Config:
     """Read what `resolved_yaml` wrote, in this version or an earlier one.
 
-    Raises ConfigError if the file is not a valid config, or if a newer version wrote it. PermissionError and errors of
+    Raises ConfigError, with the hint `restore`, if the file is not a valid config; with another hint if a newer version
+    wrote it. PermissionError and errors of
     the storage pass: the file is not damaged.
     """
     try:
-        text = read_text(path, MOST_BYTES, ConfigError, _RESTORE)
+        text = read_text(path, MOST_BYTES, ConfigError, restore)
     except FileNotFoundError as error:
-        raise ConfigError("cannot be read as a resolved config", key=str(path), hint=_RESTORE) from error
-    values = parse(text, str(path), ConfigError, _RESTORE)
+        raise ConfigError("cannot be read as a resolved config", key=str(path), hint=restore) from error
+    values = parse(text, str(path), ConfigError, restore)
     if not isinstance(values, dict):
-        raise ConfigError("is not a resolved config", key=str(path), hint=_RESTORE)
+        raise ConfigError("is not a resolved config", key=str(path), hint=restore)
     config, problems = validate(upgraded(values, str(path)))
     if config is None:
         first = problems[0]
-        raise ConfigError(f"{first.key}: {first.message}", key=str(path), hint=_RESTORE)
+        raise ConfigError(f"{first.key}: {first.message}", key=str(path), hint=restore)
     return config
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from engine import files
-from engine.config.explain.spelling import did_you_mean
 from engine.config.load import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config
 from engine.config.units import counted
@@ -80,15 +79,11 @@ def plan_start(launch: Launch, resume: str, steps: int, hashes: bool) -> Start:
         checkpoint = None
     else:
         check_owner(folder, config)  # not for `never`, which renames an old run, whatever its config
-        auto = resume == "auto"
-        if not auto and not Path(resume).exists():
-            what, key = "no such file or folder", f"--resume {resume}"
-            if Path(resume).name == resume and (meant := did_you_mean(resume, ("auto", "never"))):
-                raise ConfigError(what, key=key, hint=meant)
-            hint = "choose auto, never, a run or a checkpoint; `bytescale ckpt list RUN` lists those of a run"
-            raise CheckpointError(what, key=key, hint=hint)
-        checkpoint = saved.choose(folder.checkpoints, say, hashes) if auto else None
-        checkpoint = checkpoint if auto else saved.verified(Path(resume), say, hashes).absolute()
+        if resume == "auto":
+            checkpoint = saved.choose(folder.checkpoints, say, hashes)
+        else:
+            saved.check_exists(resume)
+            checkpoint = saved.verified(Path(resume), say, hashes).absolute()
     # Either the checkpoint must match the config, or the weights from which a new run begins.
     state, done = None, 0
     if checkpoint is not None:

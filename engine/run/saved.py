@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from engine.errors import CheckpointError, RunFolderError
+from engine.config.explain.spelling import did_you_mean
+from engine.errors import CheckpointError, ConfigError, RunFolderError
 from engine.files import LOCK, locked
 from engine.folders import remove_folder
 from engine.run import metrics
@@ -26,6 +27,17 @@ from engine.run.checkpoints import (
 )
 from engine.run.folder import RunFolder, changing
 from engine.run.remote import Remote, is_url, reaching
+
+
+def check_exists(resume: str) -> None:
+    """Raise CheckpointError if there is no file or folder `resume`; ConfigError if it looks like `auto` or `never`."""
+    if Path(resume).exists():
+        return
+    what, key = "no such file or folder", f"--resume {resume}"
+    if Path(resume).name == resume and (meant := did_you_mean(resume, ("auto", "never"))):
+        raise ConfigError(what, key=key, hint=meant)
+    hint = "choose auto, never, a run or a checkpoint; `bytescale ckpt list RUN` lists those of a run"
+    raise CheckpointError(what, key=key, hint=hint)
 
 
 def find(source: Path) -> Path:

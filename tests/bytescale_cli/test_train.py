@@ -13,10 +13,12 @@ import pytest
 
 from bytescale_cli.main import run
 from engine.config.load import load
-from engine.config.resolved import resolved_yaml
+from engine.config.resolved import diff, resolved_yaml
 from engine.config.schema import Config
 from engine.errors import BytescaleError, ExitCode
 from engine.launch.schedulers import join
+from engine.run.folder import RunFolder
+from tests.run.damage import state, write_all
 
 Calls = list[dict[str, Any]]
 Say = Callable[[str], None]
@@ -140,6 +142,41 @@ def test_resume_names_a_run_to_continue(calls: Calls, tmp_path: Path) -> None:
     assert {call["resume"] for call in calls} == {"auto"}
     assert run(["train", "recipe=quickstart", "--resume", "runs/mine", "--out", "runs/branch"]) == 0
     assert (calls[-1]["config"].recipe, calls[-1]["resume"]) == ("quickstart", "runs/mine")
+
+
+@pytest.mark.parametrize("place", ["runs/mine", "runs/mine/checkpoints/step-00000002", "checkpoints/step-00000002"])
+def test_a_new_run_from_a_checkpoint_has_the_config_of_its_run(
+    place: str, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(Path("runs/mine").absolute())
+    config = load(["recipe=1b-64k-1node", "context=32K", "data=folder", "data.path=texts", f"run.out={folder.root}"])
+    write_all(folder.checkpoints, state(2))
+    folder.resolved.write_text(resolved_yaml(config))
+    if place.startswith("checkpoints"):
+        monkeypatch.chdir(folder.root)
+    command = ["train", "--resume", place, "optimizer.lr=2e-5"]
+    assert run([*command, "--out", "branch"]) == 0
+    assert calls[0]["resume"] == place
+    assert diff(config, calls[0]["config"]) == [
+        f"run.out: {folder.root} -> branch",
+        f"optimizer.lr: {config.optimizer.lr} -> 2e-05",
+    ]
+    assert "resolved.yaml" in capsys.readouterr().err
+    assert run([*command, "--out", "branch", "recipe=quickstart"]) == 0
+    assert calls[1]["config"] == load(["recipe=quickstart", "optimizer.lr=2e-5", "run.out=branch"])
+    assert "resolved.yaml" not in capsys.readouterr().err
+
+
+def test_a_checkpoint_without_the_config_of_its_run_needs_a_recipe(calls: Calls) -> None:
+    for folder in ("copies", "runs/mine/checkpoints"):
+        write_all(Path(folder), state(2))
+    places = ["copies/step-00000002", "runs/mine", "runs/mine/checkpoints/step-00000002", "s3://bucket/run"]
+    for place in places:
+        command = ["train", "--resume", place, "--out", "branch"]
+        assert run(command) == ExitCode.USAGE and not calls
+    for place in places:
+        assert run(["train", "recipe=quickstart", "--resume", place, "--out", "branch"]) == 0
+    assert [call["resume"] for call in calls] == places
 
 
 def test_other_flags_are_passed_on(calls: Calls) -> None:
