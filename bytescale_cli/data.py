@@ -63,6 +63,7 @@ def pack(
     from engine.config.units import counted
     from engine.data.pack import pack as write
     from engine.data.token_facts import quarantine_path
+    from engine.data.tokenizers.load import check_weights
 
     config = loaded(overrides, config_file)
     if config.data.format == "tokens":
@@ -71,6 +72,7 @@ def pack(
     if config.data.sources:
         hint = "pack each source separately, with data.path and without data.sources and data.mix"
         raise ConfigError("has several sources; a token file has one", key=config.data.place, hint=hint)
+    check_weights(config)
     prefix = Path(str(writable(f"{out}.bin", "--out", new_folder=True)).removesuffix(".bin"))
     # Documents that were left out are reported: a user may expect all of them in the result.
     facts = write(config.data, prefix, workers, _progress(), output.say)
@@ -112,12 +114,16 @@ def lint(
     from engine.data.lint.faults import Limits
     from engine.data.lint.findings import CHECKS
     from engine.data.lint.lint import lint as read
+    from engine.data.tokenizers.load import check_weights
 
     config = loaded(overrides, config_file)
     say = about_documents(with_config(overrides, config_file))
     # Some findings depend on the config: ids beyond its vocabulary, documents longer than its context or batch.
     limits = Limits(config.context, config.batch_tokens, config.model.vocab)
-    found = read(list(source_configs(config.data).values()), limits, examples, workers, _progress(), say)
+    sources = list(source_configs(config.data).values())
+    if any(one.format != "tokens" for one in sources):
+        check_weights(config)
+    found = read(sources, limits, examples, workers, _progress(), say)
     lengths = found.lengths_found()
     findings = [
         {
@@ -134,8 +140,12 @@ def lint(
     # The findings are printed in any case; the error comes after them and decides the exit code.
     error = None
     if found.refused:
-        message = f"{found.refused:,} of {counted(found.documents, 'document')} cannot be trained on"
-        error = DataError(message, key=config.data.place, hint="fix the errors above")
+        # A file that cannot be read to its end counts as refused, but is no document.
+        files = sum(finding.count for finding in found.findings.values() if finding.code == "L01")
+        parts = [f"{counted(files, 'file')} cannot be read to {'its' if files == 1 else 'their'} end"] if files else []
+        if documents := found.refused - files:
+            parts.insert(0, f"{documents:,} of {counted(found.documents, 'document')} cannot be trained on")
+        error = DataError(", and ".join(parts), key=config.data.place, hint="fix the errors above")
     elif lengths is None:
         error = DataError("contains no text", key=config.data.place, hint="set data.path to documents with text")
     answer = {"documents": found.documents, "tokens": found.tokens, "refused": found.refused, "lengths": lengths}

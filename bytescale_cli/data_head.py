@@ -26,6 +26,7 @@ from bytescale_cli.terminal import painted
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
+    from engine.config.schema import Config
     from engine.data.head import Shown
 
 _SECONDS = 5.0  # between two lines of progress
@@ -66,11 +67,15 @@ def head(
         if given := [*(overrides or []), *([f"--config {config_file}"] if config_file else [])]:
             raise ConfigError("already has a config", key="--run", hint=f"leave out {given[0]}")
         history = History.of(run)
-        step, config, corpora = step or max(1, history.finished), history.config, history.corpora
+        step, config = step or max(1, history.finished), history.config
+        if step > history.finished:
+            _check_step(step, config)
+        corpora = history.corpora
         table = step_of_run(history, step, _progress())
     else:
         # The order is known only after the blocks of the first window have been listed.
         step, config = step or 1, loaded(overrides, config_file)
+        _check_step(step, config)
         opened = Corpora(config)
         opened.pack_first(Cursor(), about_documents(with_config(overrides, config_file)))
         say_toys(config, "documents")
@@ -85,6 +90,13 @@ def head(
     if len(shown) < len(table):
         text += f"\n\n{len(table) - len(shown):,} more; --sequences {len(table)} shows all"
     output.emit({"head": answer}, text, as_json=json)
+
+
+def _check_step(step: int, config: Config) -> None:
+    """Raise ConfigError for a step after the last one of a config: computing the steps before it may take days."""
+    if step > config.run.steps:
+        message = f"step {step:,} is after the last one (run.steps={config.run.steps:,})"
+        raise ConfigError(message, key="--step", hint=f"choose a step up to {config.run.steps}")
 
 
 def _describe(one: Shown) -> str:

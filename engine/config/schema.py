@@ -5,6 +5,9 @@ Nothing outside `engine/config` sees YAML or a DictConfig. Lengths are in tokens
 
 from __future__ import annotations
 
+import glob
+import posixpath
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
@@ -276,7 +279,10 @@ class Data(Section):
 
     @property
     def path_text(self) -> str:
-        """`path` as a user writes it: `a.jsonl`, or `[a.jsonl,b.jsonl]`."""
+        """`path` as a user writes it: `a.jsonl`, or `[a.jsonl,b.jsonl]`; of a single text, that of the file."""
+        name = re.sub(r"\[([*?[])\]", r"\1", self.pattern)
+        if self.format == "folder" and isinstance(self.path, str) and glob.escape(name) == self.pattern:
+            return posixpath.join("" if self.path == "." else self.path, name)
         return self.path if isinstance(self.path, str) else f"[{','.join(self.path)}]"
 
     @property

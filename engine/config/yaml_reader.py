@@ -95,7 +95,9 @@ def refusing(node: yaml.Node | None, place: str, error: Refusal = ConfigError, h
     except yaml.MarkedYAMLError as wrong:
         mark = wrong.problem_mark or wrong.context_mark
         at = f"{place}:{mark.line + 1}" if mark else place
-        raise error(f"is not valid YAML: {wrong.problem}", key=at, hint=hint) from wrong
+        _, twice, name = str(wrong.problem).partition("found duplicate key ")
+        way = f"remove one of the two places that set {name}" if twice else hint
+        raise error(f"is not valid YAML: {wrong.problem}", key=at, hint=way) from wrong
     except yaml.YAMLError as wrong:
         message = f"is not valid YAML: {str(wrong).splitlines()[0]}"
         raise error(message, key=place, hint=hint) from wrong

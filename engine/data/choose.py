@@ -165,6 +165,9 @@ def _of_file(path: str, pattern: str | None) -> Choice:
             with unpacked(path) as file:
                 check(file.read(HEAD), format, path, path, unpacked=True)
         return Choice(format, _overrides(format, pattern), _words(format))
+    if format == _OTHER:  # rejects a binary file here, where it is known that it alone was named
+        with unpacked(path) as file:
+            check(file.read(HEAD), "folder", path, path, unpacked=True)
     folder, name = posixpath.split(path)
     inside = [f"data.path={quoted(folder or '.')}", f"data.pattern={quoted(glob.escape(name))}"]
     return Choice("folder", ["data=folder", *inside], "one text")
@@ -269,9 +272,10 @@ def _format(path: str) -> str:
     found = recognise(head)
     if found is not None and found.format in FORMATS:
         return found.format
-    # The format that the name says is asked first: the content of its files may look like that of another.
+    # The format that the name says is asked first: the content of its files may look like that of another. An empty
+    # file has nothing but its name.
     named = _by_suffix(path)
-    if named is not None and FORMATS[named].begins(head, path, True):
+    if named is not None and (not head or FORMATS[named].begins(head, path, True)):
         return named
     if found is not None:
         return "tokens" if found.format == "tokens" else _OTHER

@@ -24,6 +24,7 @@ from engine.data.overview import Corpora
 from engine.data.scan import Documents, Progress, scan
 from engine.data.sources.files import kind, reading
 from engine.data.steps import Cursor, fitting, piece_bounds
+from engine.data.tokenizers.load import check_weights
 from engine.errors import ConfigError, DataError, Problem
 from engine.units import Ints
 
@@ -94,6 +95,8 @@ def document_lengths(
             def of_all(done: float, before: int = len(found)) -> None:
                 progress((before + done) / len(sources))
 
+            if one.format != "tokens":
+                check_weights(config)
             found[name] = scan(one, sample, config.run.seed, of_all, say, config.model.vocab)
         return found
     if source.name == "file":

@@ -25,7 +25,7 @@ from engine.data.opening import list_blocks, open_sources
 from engine.data.parts import Tokens, pack_blocks
 from engine.data.sources.notes import notes
 from engine.data.steps import Cursor, Steps
-from engine.data.tokenizers.load import BYTES, open_tokenizer
+from engine.data.tokenizers.load import BYTES, check_weights, open_tokenizer
 from engine.errors import ConfigError, DataError
 
 SMALL = 64 << 20  # bytes of sources that are read completely
@@ -57,6 +57,8 @@ class Corpora:
         self.data, self.vocabulary = config.data, config.model.vocab
         self.blocks = list_blocks(config.data)
         self.sources = open_sources(config.data, self.blocks).corpora
+        if not all(isinstance(corpus, TokenCorpus) and corpus.facts is None for corpus in self.sources):
+            check_weights(config)
         _check_tokenizer(self.sources, config.data)
         _check_vocabulary(self.sources, config)
         self.steps = Steps(self.sources, config)
@@ -183,7 +185,9 @@ def _check_vocabulary(corpora: Sequence[Corpus], config: Config) -> None:
     for corpus in corpora:
         size = corpus.vocabulary
         if size is not None and size > config.model.vocab:
-            message = f"is smaller than the vocabulary of the documents' tokenizer, {size:,} ({corpus.place})"
+            is_packed = isinstance(corpus, TokenCorpus)
+            whose = f"the tokenizer of {corpus.place}" if is_packed else f"data.tokenizer={config.data.tokenizer}"
+            message = f"is smaller than the vocabulary of {whose}, {size:,}"
             hint = "set model.vocab={}" if config.run.weights is None else "choose run.weights with a vocabulary of {}"
             raise ConfigError(message, key=f"model.vocab={config.model.vocab}", hint=f"{hint.format(size)} or more")
 

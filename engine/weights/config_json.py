@@ -10,7 +10,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from engine.config.explain.spelling import hub_hint
+from engine.config.explain.hub import no_model
 from engine.config.schema import Model
 from engine.errors import DataError, Problem
 from engine.family.families import FAMILIES, family_of
@@ -53,8 +53,7 @@ def read_config(folder: Path, place: str | None = None) -> dict[str, Any]:
     """
     path, place = folder / CONFIG, place or str(folder)
     if not folder.is_dir():
-        hint = "; ".join(filter(None, ("choose one with config.json and safetensors files", hub_hint(str(folder)))))
-        raise DataError("is not a folder", key=place, hint=hint)
+        raise no_model(str(folder), place)
     try:
         return read_object(path, hint=_COPY_AGAIN)
     except FileNotFoundError:

@@ -5,6 +5,8 @@ import shlex
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from bytescale_cli.main import run
@@ -142,6 +144,20 @@ def test_lint_exits_with_0_for_warnings_and_without_findings(
 def test_lint_refuses_a_source_without_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a").write_text("")
     failed(capsys, ["data", "lint", "data=folder", f"data.path={tmp_path}"], 4, f"data.path={tmp_path}")
+
+
+def test_lint_counts_a_file_that_cannot_be_read_apart_from_documents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The pages of the file are damaged, but not its footer."""
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one text", "another"]}), path, compression="none")
+    path.write_bytes(b"PAR1" + b"\xff" * 40 + path.read_bytes()[44:])
+    assert run(["data", "lint", "recipe=quickstart", f"data.path={path}", "--workers=1", "--json"]) == 4
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["lint"]["documents"], answer["lint"]["refused"]) == (0, 1)
+    assert [one["code"] for one in answer["lint"]["findings"]] == ["L01"]
+    assert answer["error"]["key"] == f"data.path={path}" and "1 file " in answer["error"]["message"]
 
 
 def test_a_truncated_token_file_is_refused(documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -234,13 +234,13 @@ def test_values_of_a_recipe_that_is_not_named_are(
     assert "context=2K" not in said or "context=4K" not in typed
 
 
-def test_a_missing_tokenizer_names_its_key_and_a_way_without_it(
+def test_a_tokenizer_of_missing_weights_names_their_key_and_a_way_without_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.txt").write_text("text")
     own = ["recipe=llama3-8b-64k-1node", f"data.path={tmp_path / 'a.txt'}"]
     assert run(["plan", *own, "--json"]) == 4
     error = json.loads(capsys.readouterr().out)["error"]
-    assert error["key"] == "weights/llama3-8b"
-    assert "data.tokenizer" in error["hint"] and "lengths=github" in error["hint"]
+    assert error["key"] == "run.weights=weights/llama3-8b"
+    assert "lengths=github" in error["hint"]
     assert "hf download weights" not in error["hint"]

@@ -139,7 +139,7 @@ def test_a_missing_or_invalid_folder_is_refused(tmp_path: Path, weights: Path) -
             loaded(f"run.weights={weights}")
     with pytest.raises(DataError) as caught:
         loaded(f"run.weights={tmp_path}/none")
-    assert "hf download" not in str(caught.value.problems[0].hint)
+    assert "hf download OWNER/NAME " in str(caught.value.problems[0].hint), "a path is no name on the Hub"
     elsewhere = load([f"run.weights={tmp_path}/none"], model_of=model_of, elsewhere=True)
     assert elsewhere.model == load([]).model, "as where a run is submitted to other machines"
     with refused(ConfigError, "model.layer"):  # what is typed wrongly comes first

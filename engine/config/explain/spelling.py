@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 
 _MIN_RATIO = 0.6  # difflib's default cutoff
@@ -57,13 +56,3 @@ def did_you_mean(word: str, names: Iterable[str], otherwise: str | None = None) 
     if not candidates:
         return otherwise
     return f"did you mean {' or '.join(filter(None, (', '.join(candidates[:-1]), candidates[-1])))}?"
-
-
-def hub_hint(path: str) -> str | None:
-    """Return the command that downloads `path`, if it reads like the name of a model on the Hugging Face Hub."""
-    name = re.sub(r"^(https?:/{1,2}(huggingface\.co|hf\.co)/|hf:/{1,2}(models/)?)", "", path)
-    if name.startswith("weights/"):  # where recipes expect the folder of a model
-        return None
-    if not re.fullmatch(r"[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*", name) or name.endswith((".json", ".model", ".yaml")):
-        return None
-    return f"for a model on the Hub, run `hf download {name} --local-dir FOLDER` and name FOLDER"

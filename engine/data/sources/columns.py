@@ -10,6 +10,7 @@ from engine.data.sources.chat import MESSAGES
 from engine.data.sources.library import library
 from engine.data.sources.rows import (
     SHAPES,
+    choose_field,
     chosen_field,
     fields_beside,
     mask_without_ids,
@@ -50,7 +51,7 @@ def columns(table: Any, field: str, path: str) -> list[str]:
         contents = _contents(kind_of(field), field, path)
         if contents is None:
             what = "neither text nor token ids nor a list of messages"
-            hint = f"set data.field to one of {', '.join(map(repr, usable[:8]))}" if usable else "no other column is"
+            hint = choose_field(usable) if usable else "no other column is"
             raise DataError(f"column {field!r} has the type {kind_of(field)}, which is {what}", key=path, hint=hint)
         if contents != "ids" and LOSS_MASK in names:
             raise mask_without_ids(path, field, contents)

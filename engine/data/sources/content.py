@@ -27,6 +27,7 @@ class Content(NamedTuple):
     format: str = ""  # `tokens`, a compression or a name in FORMATS; empty if none of these
 
 
+_EMPTY = Content("is empty: it has 0 bytes", "write or download it again")
 _UNPACK = "of JSON lines: write data=jsonl data.path={path}; decompress other files first"
 _JSON_LINES = Content("looks like JSON lines", "write data=jsonl data.path={path}")
 _JSON_ARRAY = Content("is a JSON array, not JSON lines", "write an object per line: {split}")
@@ -39,6 +40,7 @@ _JSON_RECORDS = Content(
     "write an object per line, {split}, and data=jsonl; data.pattern='**/*.json' takes it as text",
 )
 _BINARY = Content("contains NUL bytes, so it is not text", "exclude it with data.pattern, or convert it to UTF-8")
+_NAMED = _BINARY._replace(hint="convert it to UTF-8, or set data.path to another file")
 _UNPACKERS = {".gz": "zcat", ".zst": "zstdcat", ".xz": "xzcat", ".bz2": "bzcat"}
 _TWICE = Content("is compressed twice", "decompress it once")
 _ZSTD, _BZIP2 = (Content(f"is compressed with {name}", _UNPACK, name) for name in ("zstd", "bzip2"))
@@ -92,7 +94,9 @@ def check(head: bytes, wanted: str, path: str, root: str, unpacked: bool = False
             if head.removeprefix(BOM_UTF8).lstrip().startswith(b"{")
             else f"set data.path or data.pattern to {wanted} files"
         )
-        found = Content(f"is not a file in the format {wanted}", hint)
+        found = Content(f"is not a file in the format {wanted}", hint) if head else _EMPTY
+    if found is _BINARY and path == root:
+        found = _NAMED
     if found is not None:
         # Without data.pattern, another format reads files of a folder by their names: it must find this one.
         meant = re.search(r"data=(\w+) data\.path=\{path\}", found.hint)

@@ -235,10 +235,17 @@ def mask_without_ids(place: str, field: str, what: str = "text") -> DataError:
     return DataError(f"has {LOSS_MASK!r}, which belongs to token ids, but {field!r} is a {what}", key=place, hint=hint)
 
 
+def choose_field(fields: Sequence[str]) -> str:
+    """Return the hint that offers the first eight of some fields."""
+    if len(fields) == 1:
+        return f"set data.field={fields[0]}"
+    return f"set data.field to one of {', '.join(map(repr, fields[:8]))}"
+
+
 def no_such_field(place: str, field: str, fields: Sequence[str], what: str) -> DataError:
     """Create the DataError for a `field` that a document does not have; `what` is the word for it."""
-    close, some = nearest(field, fields), ", ".join(map(repr, fields[:8]))
-    hint = f"did you mean data.field={close}?" if close is not None else f"set data.field to one of {some}"
+    close = nearest(field, fields)
+    hint = f"did you mean data.field={close}?" if close is not None else choose_field(fields)
     if field == TEXT and {_CHOSEN, _REJECTED} <= {*fields}:
         hint = f"set data.field={_CHOSEN} to train on the chosen answers"
     return DataError(f"has no {what} {field!r}", key=place, hint=hint if fields else "it has no fields: remove it")

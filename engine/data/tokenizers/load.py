@@ -10,7 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from engine.config.explain.spelling import hub_hint
+from engine.config.explain.hub import hub_hint, no_model
+from engine.config.schema import Config
 from engine.data.confined import call
 from engine.data.tokenizers import bytes as byte_level
 from engine.data.tokenizers import huggingface, sentencepiece, tiktoken
@@ -62,6 +63,14 @@ def open_tokenizer(
         call(_try, str(path), _folder_of(path), what="as a tokenizer,", hint=_CHOICES, key=str(path))
     loaded = _load(kind, path, content, data)
     return make(kind, loaded, content, str(path), bos, eos)
+
+
+def check_weights(config: Config) -> None:
+    """Raise DataError that names `run.weights` if the tokenizer of a config is in that folder, which is missing."""
+    weights = config.run.weights
+    if weights is None or Path(weights).is_dir() or not Path(config.data.tokenizer).is_relative_to(weights):
+        return
+    raise no_model(weights, f"run.weights={weights}")
 
 
 def tokenizer_file(path_or_name: str) -> Path | None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config.explain.spelling import did_you_mean, hub_hint, nearest
+from engine.config.explain.spelling import did_you_mean, nearest
 
 NAMES = ["context", "run.steps", "run.seed", "model.name", "data.name"]
 
@@ -31,24 +31,3 @@ def test_hint() -> None:
     assert did_you_mean("model.nam", ["model.name", "model.hidden"]) == "did you mean model.name?"
     assert did_you_mean("model.foo", ["model.name", "model.hidden"]) is None, "what they share is no likeness"
     assert did_you_mean("qqq", NAMES, "see the list") == "see the list"
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
-        ("https://huggingface.co/org/model", "org/model"),
-        ("hf://org/model", "org/model"),
-        ("./org/model", None),
-        ("/org/model", None),
-        ("a/b/c", None),
-        ("model", None),
-        ("folder/tokenizer.json", None),
-        ("../model", None),
-    ],
-)
-def test_names_on_the_hub_get_the_command_that_downloads_them(path: str, name: str | None) -> None:
-    hint = hub_hint(path)
-    assert (hint is None) == (name is None) and (
-        name is None or f"`hf download {name} --local-dir FOLDER`" in str(hint)
-    )

@@ -268,7 +268,7 @@ def test_the_command_of_the_hint_writes_json_lines(
         (LINES, "is not a file in the format NAME", "data=jsonl"),
         (b"\n" + LINES, "is not a file in the format NAME", "data=jsonl"),
         (b"text", "is not a file in the format NAME", "set data.path or data.pattern to NAME files"),
-        (b"", "is not a file in the format NAME", "set data.path or data.pattern to NAME files"),
+        (b"", "is empty: it has 0 bytes", "write or download it again"),
         (gzip.compress(parquet(), mtime=0), "is compressed with gzip", "decompress"),
     ],
 )
