@@ -40,7 +40,7 @@ def change(folder: Path, **tensors: Any) -> None:
 def test_a_missing_folder_is_named_by_its_key(tmp_path: Path) -> None:
     missing, empty = tmp_path / "missing", tmp_path / "empty"
     empty.mkdir()
-    assert problems(missing) == [f"run.weights={missing}: is not a folder"]
+    assert problems(missing) == [f"run.weights={missing}: no such folder"]
     assert problems(empty) == [f"run.weights={empty}: has no config.json"]
 
 
