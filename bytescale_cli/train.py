@@ -199,6 +199,8 @@ def _run_of(resume: str) -> RunFolder:
     check_exists(resume)
     path = Path(resume)
     run = RunFolder(path)
+    # If it is not a run folder, it must be a checkpoint or a folder of checkpoints. A checkpoint in RUN/checkpoints
+    # belongs to RUN; copies elsewhere have no config.
     if not run.resolved.is_file():
         find(path)
         path = path if path.parent.name else path.absolute()

@@ -33,9 +33,8 @@ def resolved_yaml(config: Config) -> str:
 def read_resolved(path: Path, restore: str = _RESTORE) -> Config:
     """Read what `resolved_yaml` wrote, in this version or an earlier one.
 
-    Raises ConfigError, with the hint `restore`, if the file is not a valid config; with another hint if a newer version
-    wrote it. PermissionError and errors of
-    the storage pass: the file is not damaged.
+    Raises ConfigError with the hint `restore` if the file is not a valid config, and with a hint of its own if a newer
+    version wrote it. PermissionError and errors of the storage pass: the file is not damaged.
     """
     try:
         text = read_text(path, MOST_BYTES, ConfigError, restore)

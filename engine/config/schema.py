@@ -280,6 +280,7 @@ class Data(Section):
     @property
     def path_text(self) -> str:
         """`path` as a user writes it: `a.jsonl`, or `[a.jsonl,b.jsonl]`; of a single text, that of the file."""
+        # A text that is named alone is read as its folder, with a pattern that is its escaped name (data/choose.py).
         name = re.sub(r"\[([*?[])\]", r"\1", self.pattern)
         if self.format == "folder" and isinstance(self.path, str) and glob.escape(name) == self.pattern:
             return posixpath.join("" if self.path == "." else self.path, name)

@@ -119,10 +119,8 @@ def _choose(path: str, pattern: str | None) -> Choice | None:
         if all(Path(f"{prefix}{ending}").is_file() for ending in (".idx", ".bin")):
             return _tokens(prefix)
     name = _by_suffix(path)
-    if is_url(path) and name is not None:
-        return Choice(
-            name, _overrides(name, pattern), f"{_words(name)} by its name"
-        )  # without a look through the network
+    if is_url(path) and name is not None:  # nothing is read through the network
+        return Choice(name, _overrides(name, pattern), f"{_words(name)} by its name")
     found = kind(path)
     if found == "file":
         return _of_file(path, pattern)
