@@ -139,9 +139,9 @@ def _answer(request: bytes, memory: int) -> tuple[bytes, bool]:
         return json.dumps({"failed": why[:500], "survives": survives}).encode(), survives
 
     module, name, arguments, seconds = parse_line(request)
-    function = getattr(import_module(module), name)
-    signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends this process, whatever it is doing
     try:
+        function = getattr(import_module(module), name)
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends this process, whatever it is doing
         return json.dumps({"result": function(*arguments), "survives": True}).encode(), True
     except DataError as error:
         problems = [[one.message, one.key, one.hint] for one in error.problems]

@@ -15,6 +15,13 @@ from engine.errors import DataError, Problem
 from tests.refusals import refused
 
 
+@pytest.fixture(autouse=True, scope="module")
+def started_here() -> None:
+    """End a process that an earlier test file has started: in its working directory, `tests` may not be found."""
+    if process := confined._processes.pop(os.getpid(), None):
+        process.close()
+
+
 def ends_with(code: int) -> None:
     os._exit(code)
 
