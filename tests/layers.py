@@ -7,6 +7,7 @@ LAYERS = (
     {"bytescale_cli"},
     {"trainer", "launch", "report", "hardware", "doctor", "tune"},
     {"zero", "offload", "parallel", "attention", "models", "weights"},
+    {"remote"},
     {"data", "simulator", "fit", "trackers"},
     {"job"},
     {"planner"},

@@ -6,9 +6,13 @@ import importlib
 import os
 import re
 import warnings
+from collections.abc import Iterator
+from importlib import metadata
 
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests import conftest
 from tests.root import ROOT
@@ -42,6 +46,23 @@ def test_other_warnings_are_failures() -> None:
         warnings.warn("something else", stacklevel=1)
 
 
+def requirements(extra: str) -> Iterator[Requirement]:
+    """The packages of an extra, and of the extras that it names."""
+    tomllib = pytest.importorskip("tomllib")  # not in Python 3.10
+    for one in map(Requirement, tomllib.loads(TEXT)["project"]["optional-dependencies"][extra]):
+        if one.name == "bytescale":
+            for other in one.extras:
+                yield from requirements(other)
+        else:
+            yield one
+
+
+def pins() -> dict[str, str]:
+    """The version of each package that constraints.txt pins."""
+    lines = (line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines())
+    return {canonicalize_name(name): version for name, version in lines}
+
+
 def least(package: str) -> tuple[int, ...]:
     """The least version of a package that pyproject.toml allows."""
     found = re.search(rf'"{package}>=([0-9.]+)', TEXT)
@@ -65,3 +86,21 @@ def test_gpus_are_hidden_from_tests_that_do_not_ask_for_them(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     conftest.hide_gpus(chosen)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
+
+
+def test_constraints_are_within_the_ranges_of_all_extras_of_contributors() -> None:
+    installed, pinned = list(requirements("dev")), pins()
+    assert {one.name for one in installed} >= {"ray", "pyarrow", "transformers", "pytest"}
+    assert [str(one) for one in installed if not one.specifier.contains(pinned[canonicalize_name(one.name)])] == []
+
+
+def test_constraints_pin_all_that_ray_needs() -> None:
+    """What nothing pins would be another version on each day that `make install` runs."""
+    seen, ahead = set[str](), ["ray"]
+    while ahead:
+        name = canonicalize_name(ahead.pop())
+        if name not in seen:
+            seen.add(name)
+            needs = map(Requirement, metadata.requires(name) or [])
+            ahead += [one.name for one in needs if one.marker is None or one.marker.evaluate({"extra": ""})]
+    assert seen - pins().keys() == set()

@@ -1,0 +1,41 @@
+"""The data plane of a run on Ray, as the agent of the first node describes it to the supervisor."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from engine.readers import parse_line
+
+# Ray's own variables. Whoever connects gets them from the agent of its node.
+ADDRESS, AUTH_MODE, TOKEN_PATH = "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"
+
+
+@dataclass(frozen=True)
+class Plane:
+    """What the supervisor must know. How to connect is in its environment: ADDRESS, AUTH_MODE and TOKEN_PATH."""
+
+    folder: str  # the run folder
+    hosts: Sequence[Sequence[int]]  # the HDP ranks of each host, in the order of the nodes of the run
+
+    def to_json(self) -> str:
+        """Return the line that the supervisor reads from its standard input."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_json(cls, line: str) -> Plane:
+        """Make a Plane of that line."""
+        return cls(**parse_line(line))
+
+
+def host_resource(number: int) -> str:
+    """Return the Ray resource that only host `number` of a run has. Agents start Ray with 1,000 of it."""
+    return f"bytescale-host-{number}"
+
+
+def namespace(folder: Path | str) -> str:
+    """Return the Ray namespace of the actors of a run: runs may share a cluster."""
+    return f"bytescale-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"
