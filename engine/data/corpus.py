@@ -176,7 +176,7 @@ class TextCorpus:
 
     def __init__(self, name: str, share: float, texts: Texts, blocks: Blocks) -> None:
         self.name, self.place, self.share, self.blocks = name, texts.place, share, len(texts.blocks)
-        self.texts, self._store = texts, blocks
+        self.texts, self.store = texts, blocks
 
     @property
     def vocabulary(self) -> int | None:
@@ -207,10 +207,10 @@ class TextCorpus:
         return self.texts.blocks[block].size
 
     def lengths(self, block: int) -> Lengths:
-        return self._store.lengths(BlockId(self.name, block))
+        return self.store.lengths(BlockId(self.name, block))
 
     def slices(self, wanted: Sequence[Range]) -> list[Slice]:
-        return self._store.slices(wanted)
+        return self.store.slices(wanted)
 
     def token_file(self, block: int, document: int) -> tuple[str, int]:
         return f"{self.texts.part(block)}.bin", document
@@ -241,20 +241,21 @@ class Reader:
     def __init__(self, corpora: Sequence[Corpus], vocabulary: int) -> None:
         self.names = [corpus.name for corpus in corpora]
         self._corpora = {corpus.name: corpus for corpus in corpora}
+        self._stores = {name: one.store if isinstance(one, TextCorpus) else one for name, one in self._corpora.items()}
         self._vocabulary = vocabulary
 
     def read(self, wanted: Sequence[Range]) -> list[Slice]:
-        """Read ranges of any sources, those of a source together.
+        """Read ranges of any sources: those of all texts in one call, those of a token file in another.
 
         Raises DataError for a token that is not in the vocabulary, and errors as `Blocks.slices`.
         """
-        of_source = defaultdict[str, list[int]](list)
+        numbers_in = defaultdict[Corpus | Blocks, list[int]](list)
         for number, one in enumerate(wanted):
-            of_source[one.source].append(number)
+            numbers_in[self._stores[one.source]].append(number)
         found = dict[int, Slice]()
-        for name, numbers in of_source.items():
+        for store, numbers in numbers_in.items():
             ranges = [wanted[number] for number in numbers]
-            found |= zip(numbers, self._corpora[name].slices(ranges), strict=True)
+            found |= zip(numbers, store.slices(ranges), strict=True)
         for number, one in enumerate(wanted):
             self._check(one, found[number].tokens)
         return [found[number] for number in range(len(wanted))]

@@ -14,17 +14,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from engine.data.blocks.blocks import Range
-from engine.data.corpus import Reader
+from engine.data.blocks.blocks import Range, Slice
 from engine.data.steps import SequenceTable
 from engine.planner.plan.schedule import shard_spans
 from engine.planner.plan.step_plan import MicroBatch
 from engine.units import Ints
 
 IGNORE = -100  # the label of tokens that do not count in the loss
+
+
+class Reads(Protocol):
+    """Reads the tokens of ranges: from blocks (`Reader`), or from the file of a rank (`RankFile`)."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the sources."""
+        ...
+
+    def read(self, wanted: Sequence[Range]) -> Sequence[Slice]:
+        """Return the tokens of ranges, in their order. Raises DataError and StorageError."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +49,11 @@ class RankInputs:
     positions: Ints  # [T] positions in the sequence, from 0
 
 
-def rank_inputs(reader: Reader, table: SequenceTable, micro: MicroBatch) -> RankInputs:
+def rank_inputs(reader: Reads, table: SequenceTable, micro: MicroBatch) -> RankInputs:
     """Read the shards of a micro-batch from its documents, each as its low chunk followed by its high chunk.
 
     `table` contains the sequences that the shards refer to. An idle micro-batch gets `idle_inputs()`. Raises DataError
-    as `Reader.read` does.
+    and StorageError as `Reads.read` does.
     """
     if not micro.shards:
         return idle_inputs()

@@ -29,8 +29,8 @@ def text_corpus(
 
 def packed(corpus: TextCorpus, block: int) -> Packed:
     """Open a block again, whether or not it is open."""
-    assert isinstance(corpus._store, LocalBlocks)
-    return corpus._store.pack_and_open(BlockId(corpus.name, block))
+    assert isinstance(corpus.store, LocalBlocks)
+    return corpus.store.pack_and_open(BlockId(corpus.name, block))
 
 
 def range_of(corpus: Corpus, block: int, document: int, start: int = 0, stop: int = END) -> Range:

@@ -56,6 +56,10 @@ class LocalBlocks:
             raise changed(block, wanted.document, [texts.place])
         return self.lengths(block).read(wanted, texts.blocks[block.block].files)
 
+    def packed(self, block: BlockId) -> Packed | None:
+        """Return a block if it is packed, without waiting. Raises DataError and StorageError if it cannot be read."""
+        return self.lengths(block) if is_packed(self._texts[block.source].part(block.block)) else None
+
     def pack_and_open(self, block: BlockId) -> Packed:
         """Open a block, which is packed first if it is not yet."""
         work, part = self._work(block), self._texts[block.source].part(block.block)

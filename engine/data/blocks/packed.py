@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from engine.data.blocks.blocks import BlockId, Range, Slice, changed, is_of
 from engine.data.parts import LeftOut
-from engine.data.token_file import Numbers, TokenFile
+from engine.data.token_file import Numbers, TokenFile, read_bits
 from engine.errors import DataError
 from engine.units import Ints
 
@@ -54,6 +54,18 @@ class Packed:
             return np.empty((0, 2), dtype=np.int64)
         found: Ints = np.flatnonzero(np.diff(counted, prepend=True, append=True)).reshape(-1, 2)
         return found
+
+    def runs(self) -> Ints:
+        """Return the masked runs of all documents of a block of texts: document, start and stop, int64 [R, 3]."""
+        if self.tokens.mask is None:
+            return np.empty((0, 3), dtype=np.int64)
+        lengths = self.tokens.lengths(self.first, self.last)  # such a file has the documents in order, and no others
+        masked = np.flatnonzero(~read_bits(self.tokens.mask, 0, int(lengths.sum())))
+        document = np.repeat(np.arange(len(lengths)), lengths)[masked]
+        place = masked - (np.cumsum(lengths) - lengths)[document]
+        apart = np.diff(masked + document) > 1  # runs also end with their document
+        first, last = np.append(True, apart)[: len(masked)], np.append(apart, True)[: len(masked)]
+        return np.stack([document[first], place[first], place[last] + 1], axis=1)
 
     def read(self, wanted: Range, files: list[str]) -> Slice:
         """Return the tokens of a range of this block. `files` are those of the block, for messages.

@@ -13,21 +13,26 @@ so losses and the ledger are the same with every runtime. `data.runtime` names o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.data.inputs import RankInputs
 from engine.data.quarantine import Unusable
+from engine.data.runtime.constructor import RankFiles
 from engine.data.steps import Cursor, SequenceTable
 from engine.planner.plan.step_plan import MicroBatch, StepPlan
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedSequences:
-    """Some sequences, and the plan that runs them: a step, or a validation set."""
+    """Some sequences, and the plan that runs them: a step, or a validation set.
+
+    `files` are those with the tokens of the ranks of this host; None if ranks read blocks themselves.
+    """
 
     table: SequenceTable
     plan: StepPlan
+    files: RankFiles | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.blocks.blocks import BlockId, Range, Slice
 from engine.data.blocks.local_blocks import LocalBlocks
+from engine.data.blocks.served import SentLengths, Served, received_lengths
 from engine.data.blocks.texts import Texts
 from engine.data.opening import MakeBlocks, list_blocks, open_sources
-from engine.data.pack import pack
 from engine.data.runtime.planner import StepPlanner, received_sets, received_step
-from engine.data.sources import jsonl
 from engine.data.steps import Cursor
 from engine.job import Job
-from engine.units import Ints
-from tests.data.memory import MemoryLengths, same
+from tests.data.memory import same
+from tests.data.runtime.mixed import mixed_config
 
 STEPS = 12
-
-
-class Sent(MemoryLengths):
-    """Lengths of a block as another host sends them: inputs, hashes, runs of masked tokens, what was left out."""
-
-    def __init__(self, blocks: LocalBlocks, block: BlockId) -> None:
-        found = blocks.lengths(block)
-        super().__init__(found.inputs(), found.hash(), [])
-        self._runs = [found.masked(document) for document in range(len(found))]
-        self.left_out = found.left_out
-
-    def masked(self, document: int) -> Ints:
-        return self._runs[document]
 
 
 class SentBlocks:
@@ -50,9 +33,9 @@ class SentBlocks:
     def ask(self, wanted: Iterable[BlockId]) -> None:
         self.asked = list(wanted)
 
-    def lengths(self, block: BlockId) -> Sent:
-        sent: Sent = pickle.loads(pickle.dumps(Sent(self._blocks, block)))
-        return sent
+    def lengths(self, block: BlockId) -> SentLengths:
+        self._blocks.lengths(block)
+        return received_lengths(Served(self._blocks).lengths([block]))[block]
 
     def slices(self, wanted: Sequence[Range]) -> list[Slice]:
         pytest.fail("planning reads no tokens")
@@ -66,24 +49,7 @@ class SentBlocks:
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """Texts of which some cannot be used, rows with masks, and a token file."""
-    monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 500)
-    texts = ["{" if number % 9 == 0 else json.dumps({"text": "x" * (number % 40)}) for number in range(150)]
-    rows = list[dict[str, list[int]]]()
-    for length in range(3, 33):
-        rows.append({"ids": [*range(length)], "loss_mask": [0, *(int(at % 5 < 2) for at in range(1, length))]})
-    (tmp_path / "texts.jsonl").write_text("\n".join(texts))
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "packed.jsonl").write_text("\n".join(json.dumps({"text": "y" * number}) for number in range(1, 50)))
-    pack(load(["data=jsonl", f"data.path={tmp_path / 'packed.jsonl'}"]).data, tmp_path / "packed", workers=1)
-    sources = [
-        f"data.sources.texts.path={tmp_path / 'texts.jsonl'}",
-        *(f"data.sources.rows.path={tmp_path / 'rows.jsonl'}", "data.sources.rows.field=ids"),
-        *(f"data.sources.packed.path={tmp_path / 'packed'}", "data.sources.packed.format=tokens"),
-        *("data.mix={texts: 2, rows: 1, packed: 1}", "data.quarantine_after=2", "data.validation_share=0.2"),
-    ]
-    sizes = ["context=16", "capacity=16", "batch_tokens=200", "data.validation_tokens=120"]
-    return load(["recipe=quickstart", "data=jsonl", f"data.cache={tmp_path / 'cache'}", *sources, *sizes])
+    return mixed_config(tmp_path, monkeypatch)
 
 
 def planner_of(config: Config, make_blocks: MakeBlocks) -> StepPlanner:
