@@ -348,8 +348,11 @@ def segments_of_mix_are_in_order(config: Config) -> Problem | None:
             return Problem(f"{place} has no weight above 0", keys.MIX, "give a source a weight above 0")
         if len(given) == 2:
             return Problem(f"{place} has both step and tokens", keys.MIX, "remove one of them")
-        if number == 0 and (segment.start or segment.linear):
-            word = "linear, but there is no segment before it" if segment.linear else f"at {segment.start:,}, not at 0"
+        moves = segment.schedule != "constant"
+        if number == 0 and (segment.start or moves):
+            word = (
+                f"{segment.schedule}, but there is no segment before it" if moves else f"at {segment.start:,}, not at 0"
+            )
             return Problem(f"{place} is {word}", keys.MIX, "the first segment has weights from the start on")
         if number and not given:
             return Problem(f"{place} has neither step nor tokens", keys.MIX, f"{{step: 1000, weights: ...}} in {place}")

@@ -183,6 +183,7 @@ _Separator = Annotated[
     str, Field(min_length=1, max_length=1024), AfterValidator(lambda text: text.replace("\\n", "\n"))
 ]
 _Exhausted = Literal["repeat", "drop", "stop"]
+Schedule = Literal["constant", "linear", "cosine"]
 SOURCE_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,31}$"
 
 
@@ -204,7 +205,7 @@ class Segment(Section):
     step: int | None = Field(default=None, ge=0, le=_STEPS)
     tokens: Tokens | None = Field(default=None, ge=0, lt=2**63)
     weights: dict[str, Annotated[float, Field(ge=0)]]
-    linear: bool = False  # whether weights move from the previous segment's to these, reached where this one starts
+    schedule: Schedule = "constant"  # of the previous segment's weights, up to this start
 
     @property
     def start(self) -> int:
@@ -240,7 +241,8 @@ class Data(Section):
     mix: tuple[Segment, ...] = Field(
         examples=["{web: 3, code: 1}"],
         description="shares of data.sources in the tokens: {NAME: WEIGHT, ...}, or a list of segments, each "
-        "{step: N, weights: {...}, linear: false}, or with tokens: N",
+        "{step: N, weights: {...}, schedule: constant}, or with tokens: N; with the schedule `linear` or `cosine` the "
+        "weights of the segment before move to these",
     )
     exhausted: _Exhausted = Field(
         description="when all documents of a source were used: repeat them, drop the source, or stop the run"

@@ -11,7 +11,7 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
-from engine.config import keys
+from engine.config import keys, versions
 from engine.config.explain.spelling import did_you_mean
 from engine.config.schema import DNS_LABEL, DNS_NAME, IMAGE, SOURCE_NAME, WORD, Config, Section
 from engine.config.units import format_of
@@ -112,7 +112,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     """Drop values that are `???`, and write short forms of run.trackers, data.sources and data.mix in full.
 
     One tracker is a list of it. Weights alone are one segment, null is none. `data.path` is an empty list if only
-    sources have paths.
+    sources have paths. Segments of an earlier version become those of this one.
     """
     given = _without_missing(values)
     run = given.get("run")
@@ -123,6 +123,8 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
         data = {key: value for key, value in data.items() if value is not None or key not in ("sources", "mix")}
         if isinstance(data.get("mix"), Mapping):
             data["mix"] = [{"weights": data["mix"]}]
+        if isinstance(data.get("mix"), list):
+            data["mix"] = [versions.segment(one) for one in data["mix"]]
         own: dict[str, Any] = {"path": []} if data.get("sources") else {}
         given["data"] = {"sources": {}, "mix": [], **own, **data}
     return given

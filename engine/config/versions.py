@@ -67,6 +67,14 @@ def gone(written: int = FIRST) -> set[str]:
     return {key for change in _since(written) for key in change.gone}
 
 
+def segment(written: Any) -> Any:
+    """Return a segment of `data.mix` as this version writes it: the first format had `linear: true` or false."""
+    if not isinstance(written, Mapping) or not isinstance(written.get("linear"), bool) or "schedule" in written:
+        return written
+    others = {key: value for key, value in written.items() if key != "linear"}
+    return {**others, "schedule": "linear"} if written["linear"] else others
+
+
 def _since(written: int) -> list[Change]:
     return [change for number, change in CHANGES.items() if number > written]
 

@@ -42,6 +42,8 @@ from engine.config import schema
 from engine.config.sources import source_configs
 
 SCALE = 1 << 20  # the sum of all weights
+_BITS = 64  # of a share of a cosine schedule
+_PI, _PI_BITS = 0x3243F6A8885A308D313198A2E03707344A409382, 156  # pi in 1/2^156
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ class Segment:
     start: int  # the first segment starts at 0
     weights: Mapping[str, int]  # as `scaled` returns them; every segment names the same sources
     unit: Literal["step", "tokens"] = "step"  # of `start`, the same for all segments
-    linear: bool = False  # whether weights move linearly from the previous segment's, which they leave where it starts
+    schedule: schema.Schedule = (
+        "constant"  # how weights move from the previous segment's, which they leave where it starts
+    )
 
 
 def segments_of(data: schema.Data) -> list[Segment]:
@@ -64,7 +68,7 @@ def segments_of(data: schema.Data) -> list[Segment]:
     found = []
     for one in data.mix or (schema.Segment(weights=dict.fromkeys(names, 1.0)),):
         weights = scaled({name: one.weights.get(name, 0) for name in names})
-        found.append(Segment(one.start, weights, unit, one.linear))
+        found.append(Segment(one.start, weights, unit, one.schedule))
     return found
 
 
@@ -105,13 +109,33 @@ def weights_at(segments: Sequence[Segment], step: int, tokens: int) -> dict[str,
     at = step if segments[0].unit == "step" else tokens
     index = segment_at(segments, step, tokens)
     last = segments[index]
-    if index + 1 == len(segments) or not segments[index + 1].linear:
+    if index + 1 == len(segments) or segments[index + 1].schedule == "constant":
         return dict(last.weights)
     following = segments[index + 1]
-    before, after = following.start - at, at - last.start
+    moved = Fraction(at - last.start, following.start - last.start)
+    if following.schedule == "cosine":
+        moved = half_cosine(moved)
     return scaled(
-        {name: Fraction(last.weights[name] * before + following.weights[name] * after) for name in last.weights}
+        {name: last.weights[name] + (following.weights[name] - last.weights[name]) * moved for name in last.weights}
     )
+
+
+def half_cosine(part: Fraction) -> Fraction:
+    """Return (1 - cos(pi * part)) / 2 for a part in 0 .. 1, as a multiple of 1/2^64.
+
+    It is computed with integers alone, so it is the same on every machine. The error is below 2^-64: the terms of the
+    series of sin(pi * part / 2), whose angle is at most pi / 4, are rounded down to 1/2^156 and end below that.
+    """
+    if part > Fraction(1, 2):  # so that both halves of the curve are the same
+        return 1 - half_cosine(1 - part)
+    angle = _PI * part.numerator // (2 * part.denominator)
+    term, power, sine = angle, 1, 0
+    while term:
+        sine += term if power % 4 == 1 else -term
+        term = term * angle * angle // ((power + 1) * (power + 2) << 2 * _PI_BITS)
+        power += 2
+    rest = 2 * _PI_BITS - _BITS
+    return Fraction((sine * sine + (1 << rest - 1)) >> rest, 1 << _BITS)
 
 
 class Mixer:

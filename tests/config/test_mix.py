@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from engine.config.choices import values_of
 from engine.config.load import load
@@ -19,6 +20,7 @@ from tests.refusals import refused
 WEB, CODE = "data.sources.web.path=web", "data.sources.code.path=code"
 TWO = (WEB, CODE)
 HALF = "data.mix={web: 1, code: 1}"
+LINEAR = {True: "linear", False: "constant"}
 
 
 def data(*overrides: str) -> Data:
@@ -73,11 +75,33 @@ def test_a_mixture_of_weights_is_one_segment_and_replaces_the_one_before() -> No
 
 
 def test_segments_start_at_steps_or_tokens() -> None:
-    later = "{tokens: 4K, weights: {code: 1}, linear: true}"
+    later = "{tokens: 4K, weights: {code: 1}, schedule: cosine}"
     mixed = data(*TWO, f"data.mix=[{{tokens: 0, weights: {{web: 1}}}}, {later}]")
-    assert [(segment.start, segment.linear) for segment in mixed.mix] == [(0, False), (4096, True)]
+    assert [(segment.start, segment.schedule) for segment in mixed.mix] == [(0, "constant"), (4096, "cosine")]
     mixed = data(*TWO, "data.mix=[{weights: {web: 1}}, {step: 1, weights: {code: 1}}, {step: 2, weights: {web: 1}}]")
     assert [segment.start for segment in mixed.mix] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("was", [True, False])
+def test_segments_of_version_0_1_0_are_read(was: bool, tmp_path: Path) -> None:
+    """It wrote `linear: true` where `schedule: linear` is written now: in saved configs, files and commands."""
+    new = mixed(
+        f"data.mix=[{{weights: {{web: 1, code: 1}}}}, {{step: 3, weights: {{web: 1}}, schedule: {LINEAR[was]}}}]"
+    )
+    values = yaml.safe_load(resolved_yaml(new))
+    assert "linear" not in values["data"]["mix"][1]
+    for segment, linear in zip(values["data"]["mix"], (False, was), strict=True):
+        segment["linear"] = linear
+        del segment["schedule"]
+    del values["format"]
+    (tmp_path / "resolved.yaml").write_text(yaml.safe_dump(values))
+    assert read_resolved(tmp_path / "resolved.yaml") == new
+    own = {"defaults": ["quickstart", {"override /data": "jsonl"}], "data": {"mix": values["data"]["mix"]}}
+    own["data"] |= {"sources": {"web": {"path": "web"}, "code": {"path": "code"}}}  # type: ignore[operator]
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
+    assert load([f"recipe={tmp_path / 'own.yaml'}"]).data.mix == new.data.mix
+    old = f"data.mix=[{{weights: {{web: 1, code: 1}}}}, {{step: 3, weights: {{web: 1}}, linear: {str(was).lower()}}}]"
+    assert mixed(old) == new
 
 
 def test_one_source_needs_no_mix_and_a_source_may_share_the_path() -> None:

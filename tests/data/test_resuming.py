@@ -74,7 +74,7 @@ def texts(folder: Path) -> Config:
     sources = [f"data.sources.{name}.path={folder / path}" for name, path in paths.items()]
     sources += ["data.sources.rows.field=ids", "data.sources.packed.format=tokens", f"data.cache={folder / 'cache'}"]
     weights = ["{web: 3, code: 1, rows: 1, packed: 1}", "{web: 1, code: 2, rows: 1, packed: 1}"]
-    mix = f"data.mix=[{{weights: {weights[0]}}}, {{step: 7, weights: {weights[1]}, linear: true}}]"
+    mix = f"data.mix=[{{weights: {weights[0]}}}, {{step: 7, weights: {weights[1]}, schedule: cosine}}]"
     sizes = ["batch_tokens=80", "context=16", "capacity=16", "data.validation_share=0.2", "data.quarantine_after=3"]
     return load(["recipe=quickstart", "data=jsonl", mix, *sources, *sizes])
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config.schema import Segment
+from engine.config.schema import Schedule, Segment
 from engine.data import order
 from engine.data import steps as module
 from engine.data.mixture import SCALE
@@ -378,8 +378,8 @@ def test_a_source_is_dropped_once_and_for_all() -> None:
 
 
 @pytest.mark.parametrize("unit", ["step", "tokens"])
-@pytest.mark.parametrize("linear", [False, True])
-def test_a_segment_whose_sources_were_dropped_ends_the_run(unit: str, linear: bool) -> None:
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_a_segment_whose_sources_were_dropped_ends_the_run(unit: str, schedule: Schedule) -> None:
     """Even if a later one has others. The sentence says what to write to go on, and that is so."""
     corpora, config = [Memory([[10] * 12], name) for name in "abc"], config_of(40, 10)
     middle = {"step": 2} if unit == "step" else {"tokens": 80}
@@ -387,12 +387,12 @@ def test_a_segment_whose_sources_were_dropped_ends_the_run(unit: str, linear: bo
     mix = [
         Segment(weights={"a": 1, "b": 0, "c": 0}),
         Segment(weights={"a": 1, "b": 1, "c": 0}, **middle),  # type: ignore[arg-type]
-        Segment(weights={"a": 1, "b": 1, "c": 1}, **end, linear=linear),  # type: ignore[arg-type]
+        Segment(weights={"a": 1, "b": 1, "c": 1}, **end, schedule=schedule),  # type: ignore[arg-type]
     ]
     policies: dict[str, Exhausted] = {"a": "drop", "b": "drop", "c": "repeat"}
     steps = steps_of(corpora, config, mix, policies)
     found = run(steps, 40)
-    if linear:  # c has a weight right away
+    if schedule != "constant":  # c has a weight right away
         assert len(found) == 40 and steps.ended(found[-1][1]) is None
         return
     cursor = found[-1][1]
