@@ -10,13 +10,14 @@ from pathlib import Path
 
 from engine.readers import parse_line
 
-# Ray's own variables. Whoever connects gets them from the agent of its node.
-ADDRESS, AUTH_MODE, TOKEN_PATH = "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"
+# Ray's own variables. Processes that connect get them from the agent of their node.
+ADDRESS, AUTH_MODE, TOKEN_PATH, TOKEN = "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN"
+NODE_ADDRESS = "BYTESCALE_RAY_NODE"  # the address of this node, `_node_ip_address` of ray.init
 
 
 @dataclass(frozen=True)
 class Plane:
-    """What the supervisor must know. How to connect is in its environment: ADDRESS, AUTH_MODE and TOKEN_PATH."""
+    """What the supervisor must know. How to connect is in its environment: ADDRESS and the others above."""
 
     folder: str  # the run folder
     hosts: Sequence[Sequence[int]]  # the HDP ranks of each host, in the order of the nodes of the run

@@ -1,0 +1,221 @@
+"""Ray on a node of a run, as its agent sees it: started, looked after and ended by a guard (guard.py).
+
+```
+ /tmp/bytescale-ray-x1y2z3/     0700: its path is short, because paths of Unix sockets have at most 107 bytes
+     token                      0600: the same on all nodes of the run
+     r/                         sessions of Ray: logs, sockets, objects that /dev/shm cannot hold
+```
+Ray listens on the interface of `Settings.address` only, and with the token. It has no dashboard, no jobs API, no
+autoscaler, no client server, and sends no statistics. Imports no ray.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hmac
+import ipaddress
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.control.processes import kill_session
+from engine.files import append
+from engine.readers import parse_line
+from engine.remote.checks import own_environment
+from engine.remote.plane import ADDRESS, AUTH_MODE, NODE_ADDRESS, TOKEN_PATH, host_resource
+from engine.safe_path import safe_path
+
+_FOLDERS, _PREFIX = Path("/tmp"), "bytescale-ray-"  # not TMPDIR, whose path may be long
+_LOCK = "lock"  # held as long as the agent or the guard runs
+_END_S, _LOOK_S = 10.0, 0.02  # for the guard to end everything
+LEAST_STORE = 80 << 20  # bytes; Ray refuses less than 75 MiB
+_STORE_SHARE = 4  # of the memory of a node
+_MOST_STORE = 4 << 30
+# Ray's memory monitor would kill actors on a host that is nearly full, as hosts with offload are. Idle workers would
+# take 50 MB each.
+_FIXED = {
+    AUTH_MODE: "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+}
+# Without it, Ray replaces a loopback address by that of the default route, on which nothing listens.
+_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+
+def object_store(memory: int) -> int:
+    """Return the bytes of the object store, of the memory that a node has for Ray. They are in /dev/shm."""
+    return max(LEAST_STORE, min(_MOST_STORE, memory // _STORE_SHARE))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What Ray on a node is started with."""
+
+    address: str  # of this node, on the interface that Ray uses
+    head: str  # the address of the node with the head
+    port: int  # of the head
+    is_head: bool
+    number: int  # of the node in the run
+    memory: int  # bytes of the object store and of actors
+    folder: str
+
+    @property
+    def head_address(self) -> str:
+        """Where everything connects: HOST:PORT."""
+        return f"[{self.head}]:{self.port}" if ":" in self.head else f"{self.head}:{self.port}"
+
+    @property
+    def session(self) -> str:
+        """The folder of Ray's sessions."""
+        return f"{self.folder}/r"
+
+    @property
+    def resource(self) -> str:
+        """The resource by which actors are placed on this node."""
+        return host_resource(self.number)
+
+    @property
+    def object_store(self) -> int:
+        """Bytes of the object store."""
+        return object_store(self.memory)
+
+    def to_json(self) -> str:
+        """Return the line from which the guard and start.py read the settings."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_json(cls, line: str) -> Settings:
+        """Make Settings of that line."""
+        return cls(**parse_line(line))
+
+
+def token_of(secret: bytes) -> str:
+    """Return the token of a run, which follows from the secret that its agents share."""
+    return hmac.new(secret or secrets.token_bytes(32), b"ray", "sha256").hexdigest()
+
+
+def free_port(address: str) -> int:
+    """Return a port on which nothing listens at an address of this host. Raises OSError if it is another host's."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as server:
+        return int(server.getsockname()[1])
+
+
+class NodeRay:
+    """Ray on this node. It is readable, for a selector, when the guard has said something or has ended."""
+
+    def __init__(self, settings: Settings, guard: subprocess.Popen[bytes], lock: int) -> None:
+        self._settings, self._guard, self._lock = settings, guard, lock
+        self._rest = b""
+
+    @classmethod
+    def start_head(cls, address: str, number: int, memory: int, token: str, log: Path) -> NodeRay:
+        """Start Ray with the head of the run, which listens on a free port of `address`. Returns at once.
+
+        Raises OSError if the address is not one of this host, or if files cannot be written.
+        """
+        return cls._start(Settings(address, address, free_port(address), True, number, memory, ""), token, log)
+
+    @classmethod
+    def join(cls, head: str, address: str, number: int, memory: int, token: str, log: Path) -> NodeRay:
+        """Start Ray as a node of the head at HOST:PORT, for which it waits. Returns at once. Raises OSError."""
+        host, _, port = head.rpartition(":")
+        return cls._start(Settings(address, host.strip("[]"), int(port), False, number, memory, ""), token, log)
+
+    @classmethod
+    def _start(cls, settings: Settings, token: str, log: Path) -> NodeRay:
+        remove_leftovers()
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_FOLDERS))
+        settings = Settings(**{**asdict(settings), "folder": str(folder)})
+        lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with os.fdopen(os.open(folder / "token", os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as file:
+            file.write(token)
+        with append(log) as errors:
+            guard = subprocess.Popen(
+                [sys.executable, "-m", "engine.remote.guard"],
+                env={**own_environment(), **safe_path(), **_variables(settings)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                pass_fds=[lock],
+                start_new_session=True,  # Ctrl-C is for the launcher
+            )
+        assert guard.stdin is not None
+        guard.stdin.write(settings.to_json().encode() + b"\n")
+        guard.stdin.flush()
+        return cls(settings, guard, lock)
+
+    @property
+    def address(self) -> str:
+        """The address of the head, HOST:PORT."""
+        return self._settings.head_address
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of a process that connects to this Ray."""
+        return {**_variables(self._settings), ADDRESS: self.address, NODE_ADDRESS: self._settings.address}
+
+    def fileno(self) -> int:
+        """The file descriptor that becomes readable when `receive` has something."""
+        assert self._guard.stdout is not None
+        return self._guard.stdout.fileno()
+
+    def receive(self) -> Iterator[Mapping[str, Any]]:
+        """Yield what the guard has said: `up` is true, `down` or `failed` say why. Raises EOFError if it has ended."""
+        more = os.read(self.fileno(), 1 << 16)
+        if not more:
+            raise EOFError
+        *lines, self._rest = (self._rest + more).split(b"\n")
+        yield from map(parse_line, lines)
+
+    def end(self) -> None:
+        """End all processes of this Ray, and remove its folder."""
+        assert self._guard.stdin is not None and self._guard.stdout is not None
+        with suppress(OSError):
+            self._guard.stdin.close()
+        last = time.monotonic() + _END_S
+        while time.monotonic() < last and not self._has_ended():
+            time.sleep(_LOOK_S)
+        # The guard was killed, or it is stopped. Until it has been waited for, its number is that of its session.
+        kill_session(self._guard.pid)
+        self._guard.wait()
+        shutil.rmtree(self._settings.folder, ignore_errors=True)
+        self._guard.stdout.close()
+        os.close(self._lock)
+
+    def _has_ended(self) -> bool:
+        return os.waitid(os.P_PID, self._guard.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _variables(settings: Settings) -> dict[str, str]:
+    """Return the variables of all processes that use this Ray."""
+    alone = ipaddress.ip_address(settings.head).is_loopback
+    return {**_FIXED, **(_LOOPBACK if alone else {}), TOKEN_PATH: f"{settings.folder}/token"}
+
+
+def remove_leftovers() -> None:
+    """Remove folders of nodes whose agent and guard were both killed, as by the end of a container's memory."""
+    for folder in _FOLDERS.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+                continue
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

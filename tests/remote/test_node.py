@@ -1,0 +1,193 @@
+"""Ray on a node: started with a token on one interface, started again when it dies, and ended whatever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.remote import node
+from engine.remote.checks import own_environment
+from engine.remote.node import NodeRay, Settings, free_port, object_store, remove_leftovers, token_of
+from engine.remote.plane import ADDRESS, TOKEN_PATH
+from engine.remote.plane import TOKEN as TOKEN_VALUE
+from engine.remote.probe import cluster_problem
+from tests.remote.rays import START_S, listening, said, session, until
+
+pytest.importorskip("ray")
+TOKEN, MEMORY = token_of(b"secret of the test"), 400 << 20
+STARTS = """
+import sys, time
+from pathlib import Path
+from engine.remote.node import NodeRay
+ray = NodeRay.start_head("127.0.0.1", 0, 400 << 20, "token", Path(sys.argv[1]))
+print(ray._guard.pid, ray._settings.folder, flush=True)
+while True:
+    for message in ray.receive():
+        print(message, flush=True)
+"""
+
+
+@pytest.fixture
+def starter(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that starts Ray and waits, as an agent does."""
+    command = [sys.executable, "-c", STARTS, str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def started(process: subprocess.Popen[str]) -> tuple[int, Path, dict[int, str]]:
+    """The guard, the folder and all processes of Ray, when it is up."""
+    assert process.stdout is not None
+    guard, folder = process.stdout.readline().split()
+    assert "up" in process.stdout.readline()
+    return int(guard), Path(folder), session(int(guard))
+
+
+@pytest.mark.world
+@pytest.mark.long
+def test_two_nodes_of_one_machine(tmp_path: Path) -> None:
+    """Ports, modes and names; the head dies and both start again, at the same place; nothing is left at the end."""
+    shared = set(Path("/dev/shm").iterdir())
+    head = NodeRay.start_head("127.0.0.1", 0, MEMORY, TOKEN, tmp_path / "head")
+    other = NodeRay.join(head.address, "127.0.0.1", 1, MEMORY, TOKEN, tmp_path / "other")
+    guards = [head._guard.pid, other._guard.pid]
+    folders = [Path(one._settings.folder) for one in (head, other)]
+    own = own_environment()
+    try:
+        assert said(head) == said(other) == ["up"]
+        below = [session(guard) for guard in guards]
+        names = [set(one.values()) for one in below]
+        assert {"gcs_server", "raylet"} <= names[0] and "raylet" in names[1] and "gcs_server" not in names[1]
+        # Neither a dashboard, nor the jobs API, nor the client server, which would execute code.
+        assert {name for one in below for name, _ in listening(one)} <= {"gcs_server", "raylet", "ray::RuntimeEnv"}
+        assert {address for one in below for _, address in listening(one)} == {"127.0.0.1"}
+        for folder, ray in zip(folders, (head, other), strict=True):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+            assert stat.S_IMODE((folder / "token").stat().st_mode) == 0o600
+            assert (folder / "token").read_text() == TOKEN and ray.environment[TOKEN_PATH] == str(folder / "token")
+            assert ray.environment[ADDRESS] == head.address
+            for pid in session(ray._guard.pid):
+                assert TOKEN.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert cluster_problem(head.address, own | head.environment) is None
+        strange = cluster_problem(head.address, own | {TOKEN_VALUE: "0" * 64})
+        assert strange is not None and head.address in str(strange.key) and "TOKEN" in str(strange.hint)
+        nodes = json.loads(connected(head, head.environment))
+        assert sorted(nodes) == ["bytescale-host-0", "bytescale-host-1"]
+        (gcs,) = (pid for pid, name in below[0].items() if name == "gcs_server")
+        os.kill(gcs, signal.SIGKILL)
+        assert said(head, 2) == said(other, 2) == ["down", "up"]
+        assert sorted(json.loads(connected(head, head.environment))) == sorted(nodes)
+    finally:
+        head.end()
+        other.end()
+    assert [session(guard) for guard in guards] == [{}, {}]
+    assert not any(folder.exists() for folder in folders)
+    assert set(Path("/dev/shm").iterdir()) <= shared
+
+
+def connected(ray: NodeRay, environment: dict[str, str]) -> str:
+    """The resources of hosts that a driver sees, as JSON."""
+    code = (
+        "import json, os, sys, ray\n"
+        f"ray.init({ray.address!r}, _node_ip_address='127.0.0.1', log_to_driver=False)\n"
+        "found = [name for one in ray.nodes() if one['Alive'] for name in one['Resources']]\n"
+        "print(json.dumps([name for name in found if name.startswith('bytescale')]))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=own_environment() | environment, capture_output=True, text=True, check=True, timeout=START_S
+    )
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.world
+@pytest.mark.long
+@pytest.mark.parametrize("stopped", [False, True])
+def test_nothing_is_left_of_a_starter_that_was_killed(starter: subprocess.Popen[str], stopped: bool) -> None:
+    """DashboardAgent and RuntimeEnvAgent survive their parents; the guard may be stopped by a signal."""
+    guard, folder, processes = started(starter)
+    assert len(processes) >= 4 and folder.exists()
+    if stopped:
+        os.kill(guard, signal.SIGSTOP)
+    starter.kill()
+    starter.wait()
+    assert until(lambda: not session(guard) and not folder.exists(), 10.0), session(guard)
+
+
+@pytest.mark.world
+@pytest.mark.long
+def test_the_end_kills_what_a_killed_guard_has_left(tmp_path: Path) -> None:
+    ray = NodeRay.start_head("127.0.0.1", 0, MEMORY, TOKEN, tmp_path / "log")
+    try:
+        assert said(ray) == ["up"]
+        os.kill(ray._guard.pid, signal.SIGKILL)
+        with pytest.raises(EOFError):
+            said(ray)
+        assert len(session(ray._guard.pid)) >= 4
+    finally:
+        ray.end()
+    assert session(ray._guard.pid) == {} and not Path(ray._settings.folder).exists()
+
+
+def test_folders_whose_processes_were_all_killed_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(node, "_FOLDERS", tmp_path)
+    monkeypatch.setattr(node.subprocess, "Popen", FakeGuard)
+    (tmp_path / "bytescale-ray-other").symlink_to(tmp_path / "elsewhere")
+    left = NodeRay.start_head("127.0.0.1", 0, MEMORY, TOKEN, tmp_path / "log")
+    folder = Path(left._settings.folder)
+    remove_leftovers()
+    assert folder.exists(), "its agent runs"
+    os.close(left._lock)
+    remove_leftovers()
+    assert not folder.exists() and (tmp_path / "bytescale-ray-other").is_symlink()
+
+
+class FakeGuard:
+    """A guard that only takes its settings."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.stdin = Path("/dev/null").open("wb")  # noqa: SIM115
+
+    def __del__(self) -> None:
+        self.stdin.close()
+
+
+def test_a_head_that_never_listens_is_waited_for_not_long(tmp_path: Path) -> None:
+    """And a node that waits for it ends at once with its agent."""
+    ray = NodeRay.join(f"127.0.0.1:{free_port('127.0.0.1')}", "127.0.0.1", 1, MEMORY, TOKEN, tmp_path / "log")
+    began = time.monotonic()
+    ray.end()
+    assert time.monotonic() - began < 5.0 and not Path(ray._settings.folder).exists()
+
+
+def test_paths_of_sockets_are_short_enough() -> None:
+    """Linux limits them to 107 bytes. Ray's own part has a time and a process number."""
+    own = "/session_2026-11-29_23-03-02_097083_4194304/sockets/plasma_store"
+    assert len("/tmp/bytescale-ray-" + "x" * 8 + "/r" + own) <= 107
+
+
+def test_settings_survive_their_line() -> None:
+    settings = Settings("fd00::1", "fd00::2", 7, False, 3, MEMORY, "/tmp/x")
+    assert Settings.of_json(settings.to_json()) == settings
+    assert settings.head_address == "[fd00::2]:7"
+
+
+def test_the_object_store_is_a_bounded_share_of_the_memory() -> None:
+    assert object_store(1 << 20) == 80 << 20 and object_store(4 << 30) == 1 << 30 and object_store(1 << 40) == 4 << 30
+
+
+def test_tokens_follow_from_secrets() -> None:
+    assert token_of(b"one") == token_of(b"one") != token_of(b"two")
+    assert token_of(b"") != token_of(b"")
+    assert len(token_of(b"")) == 64
