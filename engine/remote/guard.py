@@ -26,6 +26,7 @@ from contextlib import suppress
 from typing import Any
 
 from engine.control.processes import adopt_orphans, children, continue_without_parent, kill_children
+from engine.readers import parse_line
 from engine.remote.checks import is_listening
 from engine.remote.node import Settings
 
@@ -113,7 +114,7 @@ class Guard:
         process.returncode = self._reaped.pop(process.pid)
         if not said:
             raise RuntimeError(f"its start ended with code {process.returncode}")
-        answer: dict[str, Any] = json.loads(said)
+        answer: dict[str, Any] = parse_line(said)
         if "error" in answer:
             raise RuntimeError(answer["error"])
         return answer
