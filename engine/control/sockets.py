@@ -1,18 +1,20 @@
 """Links between hosts: TCP connections authenticated at both ends with the run's secret.
 
 The handshake is that of `multiprocessing.connection`: each end answers a random challenge of the other with an HMAC, so
-the secret itself never travels. Afterwards a connection is a Link: lines of JSON, and nothing is ever unpickled. Links
-are not encrypted.
+the secret itself never travels. Agents make a connection a Link: lines of JSON, and nothing is ever unpickled.
+Connections are not encrypted.
 """
 
 from __future__ import annotations
 
+import hmac
 import multiprocessing
 import os
 import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import answer_challenge, deliver_challenge
 from types import TracebackType
@@ -30,23 +32,63 @@ _HANDSHAKES = 256  # at once, each in a thread; further connections are closed, 
 _FAILURES = (multiprocessing.AuthenticationError, AssertionError, EOFError, OSError)
 
 
-class Listener:
-    """Accepts connections of ends that know the secret. It is readable, for a selector, when there are new links.
+class Acceptor:
+    """Accepts connections of ends that know the secret, in a thread.
 
     Each handshake runs in a separate thread, so a stalled peer delays no other.
     """
 
+    def __init__(self, server: socket.socket, secret: bytes, admit: Callable[[int], None]) -> None:
+        """Take a socket that listens. `admit` gets the descriptor of each connection, in a thread that it may keep."""
+        self._server, self._secret, self._use = server, secret, admit
+        self._closed = False
+        self._free = threading.BoundedSemaphore(_HANDSHAKES)
+        threading.Thread(target=self._accept, name="acceptor", daemon=True).start()
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        if self._closed:
+            return
+        self._closed = True
+        with suppress(OSError):  # wakes the thread, which closing alone does not
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _accept(self) -> None:
+        """Accept connections until this is closed, and start the handshake of each."""
+        while not self._closed:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                time.sleep(_RETRY_S)  # the other end has given up, or this process has no file descriptor left for now
+                continue
+            if not self._free.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._admit, args=(connection,), name="handshake", daemon=True).start()
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Pass a connection on if its other end knows the secret."""
+        try:
+            descriptor = _authenticated(connection, self._secret, first=True)
+        except _FAILURES:
+            return
+        finally:
+            self._free.release()
+        self._use(descriptor)
+
+
+class Listener:
+    """Accepts connections as an Acceptor does. It is readable, for a selector, when there are new links."""
+
     def __init__(self, host: str, secret: bytes, port: int = 0) -> None:
         """Listen on the interface that has the address `host`; port 0 chooses a free one. Raises OSError."""
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        self._server = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-        self.port = int(self._server.getsockname()[1])
-        self._secret = secret
+        server = listening(host, port)
+        self.port = int(server.getsockname()[1])
         self._new, self._closed = list[Link](), False
         self._changing = threading.Lock()  # of the links, and of what makes the listener readable
         self._readable = os.eventfd(0)  # counts the new links
-        self._free = threading.BoundedSemaphore(_HANDSHAKES)
-        threading.Thread(target=self._accept, name="listener", daemon=True).start()
+        self._acceptor = Acceptor(server, secret, self._add)
 
     def __enter__(self) -> Listener:
         return self
@@ -77,32 +119,11 @@ class Listener:
             links, self._new = self._new, []
         for link in links:
             link.close()
-        with suppress(OSError):  # wakes the thread, which closing alone does not
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+        self._acceptor.close()
         os.close(self._readable)
 
-    def _accept(self) -> None:
-        """Accept connections until the listener is closed, and start the handshake of each."""
-        while not self._closed:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                time.sleep(_RETRY_S)  # the other end has given up, or this process has no file descriptor left for now
-                continue
-            if not self._free.acquire(blocking=False):
-                connection.close()
-                continue
-            threading.Thread(target=self._admit, args=(connection,), name="handshake", daemon=True).start()
-
-    def _admit(self, connection: socket.socket) -> None:
-        """Add the link of a connection if its other end knows the secret."""
-        try:
-            link = _authenticated(connection, self._secret, first=True)
-        except _FAILURES:
-            return
-        finally:
-            self._free.release()
+    def _add(self, descriptor: int) -> None:
+        link = Link(descriptor, descriptor)
         with self._changing:
             if not self._closed:
                 self._new.append(link)
@@ -111,10 +132,41 @@ class Listener:
         link.close()
 
 
-def connect(host: str, port: int, secret: bytes, seconds: float = 20.0) -> Link:
-    """Connect to a Listener within some seconds. Raises PermissionError if it has another secret, OSError else.
+def reserved(host: str) -> socket.socket:
+    """Return a socket that keeps a port of an address for processes of this user, but does not listen."""
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    keeps = socket.socket(family, socket.SOCK_STREAM)
+    keeps.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    keeps.bind((host, 0))
+    return keeps
 
-    Connects again while the listener closes the connection, as it does when it is busy with others.
+
+def listening(host: str, port: int = 0, reuse_port: bool = False) -> socket.socket:
+    """Listen on the interface that has the address `host`; port 0 chooses a free one. Raises OSError.
+
+    `reuse_port`: at a port that this user has `reserved`.
+    """
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=reuse_port)
+
+
+def derived(secret: bytes, label: str) -> bytes:
+    """Return another secret, for another use, from which `secret` does not follow."""
+    return hmac.digest(secret, label.encode(), "sha256")
+
+
+def connect(host: str, port: int, secret: bytes, seconds: float = 20.0) -> Link:
+    """Connect to a Listener as `connected` does."""
+    descriptor = connected(host, port, secret, seconds)
+    return Link(descriptor, descriptor)
+
+
+def connected(host: str, port: int, secret: bytes, seconds: float = 20.0) -> int:
+    """Connect to an Acceptor within some seconds, and return the descriptor of the connection.
+
+    Raises PermissionError if it has another secret, OSError else.
+
+    Connects again while the other end closes the connection, as it does when it is busy with others.
     """
     last = time.monotonic() + seconds
     while True:
@@ -131,8 +183,8 @@ def connect(host: str, port: int, secret: bytes, seconds: float = 20.0) -> Link:
         time.sleep(_RETRY_S)
 
 
-def _authenticated(connection: socket.socket, secret: bytes, *, first: bool) -> Link:
-    """Run the handshake on a connection and return its link; the `first` end sends the first challenge.
+def _authenticated(connection: socket.socket, secret: bytes, *, first: bool) -> int:
+    """Run the handshake on a connection and return its descriptor; the `first` end sends the first challenge.
 
     Raises one of `_FAILURES`, and then closes the connection.
     """
@@ -146,8 +198,7 @@ def _authenticated(connection: socket.socket, secret: bytes, *, first: bool) -> 
             answer_challenge(ends, secret)
             deliver_challenge(ends, secret)
         connection.settimeout(None)
-        descriptor = connection.detach()
-    return Link(descriptor, descriptor)
+        return connection.detach()
 
 
 class _Handshake:

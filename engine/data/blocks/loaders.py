@@ -96,24 +96,40 @@ class Loaders:
             self._busy.clear()  # they are in the queue again
             self._wake.send(None)
 
+    def add(self, work: Work) -> None:
+        """Pack a block next, before those of the last `ask`, unless several loaders have died of it."""
+        part = part_path(*work)
+        with self._changed:
+            if self._closed or self._is_ours(part) or is_packed(part) or self._died[part] >= _ATTEMPTS:
+                return
+            self._wanted.add(part)
+            self._queue.appendleft((part, work))
+            self._wake.send(None)
+
     def keep(self, works: Iterable[Work]) -> None:
         """Never remove the token files of these blocks."""
         self._kept |= {part_path(*work) for work in works}
 
-    def wait(self, part: Path) -> None:
+    def wait(self, part: Path, seconds: float | None = None) -> bool:
         """Wait while the block of this token file is being packed, here or by another host, or is to be packed.
 
-        Afterwards it may still not be packed: then the block was not requested from this process or cannot be packed,
-        and packing it here raises the error.
+        Returns False if that is still so after some seconds; by default there is no limit. Afterwards it may still not
+        be packed: then the block was not requested from this process or cannot be packed, and packing it here raises
+        the error.
         """
 
         def settled() -> bool:
-            ours = [path for path, _ in (*self._queue, *self._busy)] + [loader.part for loader in self._loaders]
             none = self._refused and not self._loaders
-            return part not in ours or none or self._closed or is_packed(part)
+            return not self._is_ours(part) or none or self._closed or is_packed(part)
 
         with self._changed:
-            self._changed.wait_for(settled)
+            return self._changed.wait_for(settled, seconds)
+
+    def _is_ours(self, part: Path) -> bool:
+        """Return whether a block is being packed, or is to be."""
+        return any(part == one for one, _ in (*self._queue, *self._busy)) or any(
+            part == loader.part for loader in self._loaders
+        )
 
     def close(self) -> None:
         """Kill all loaders. Blocks that they have not finished are packed again later."""

@@ -56,9 +56,21 @@ class LocalBlocks:
             raise changed(block, wanted.document, [texts.place])
         return self.lengths(block).read(wanted, texts.blocks[block.block].files)
 
-    def packed(self, block: BlockId) -> Packed | None:
-        """Return a block if it is packed, without waiting. Raises DataError and StorageError if it cannot be read."""
-        return self.lengths(block) if is_packed(self._texts[block.source].part(block.block)) else None
+    def is_packed(self, block: BlockId) -> bool:
+        """Return whether a block is packed; False also for one that does not exist."""
+        texts = self._texts[block.source]
+        return block.block < len(texts.blocks) and is_packed(texts.part(block.block))
+
+    def begin(self, wanted: Iterable[BlockId]) -> None:
+        """Let loaders pack these blocks next, before those of the last `ask`."""
+        if self._loaders is not None:
+            for block in wanted:
+                self._loaders.add(self._work(block))
+
+    def coming(self, block: BlockId, seconds: float) -> bool:
+        """Return whether loaders are to pack a block, or are packing it; first wait for that, at most some seconds."""
+        part = self._texts[block.source].part(block.block)
+        return self._loaders is not None and not self._loaders.wait(part, seconds)
 
     def pack_and_open(self, block: BlockId) -> Packed:
         """Open a block, which is packed first if it is not yet."""

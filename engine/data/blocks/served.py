@@ -42,8 +42,8 @@ class Served:
         found = dict[BlockId, Packed]()
         for block in wanted:
             with suppress(DataError, StorageError):
-                if (packed := self._blocks.packed(block)) is not None:
-                    found[block] = packed
+                if self._blocks.is_packed(block):
+                    found[block] = self._blocks.lengths(block)
         return lengths_payload(found)
 
     def slices(self, wanted: Sequence[Range]) -> bytes:
@@ -51,19 +51,14 @@ class Served:
 
         A range of a document that is another one here than was chosen is missing, too.
         """
-        packed = {block for block in {BlockId(one.source, one.block) for one in wanted} if self._has(block)}
+        packed = {block for block in {BlockId(*one[:2]) for one in wanted} if self._blocks.is_packed(block)}
         found = list[Slice | None]()
         for one in wanted:
             found.append(None)
-            if (one.source, one.block) in packed:
+            if one[:2] in packed:
                 with suppress(DataError, StorageError):
                     (found[-1],) = self._blocks.slices([one])
         return to_bytes(None, joined(found))
-
-    def _has(self, block: BlockId) -> bool:
-        with suppress(DataError, StorageError):
-            return self._blocks.packed(block) is not None
-        return False
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,7 @@ from engine.data.sources import folder
 from engine.data.sources.formats import FORMATS
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError
+from tests.data.blocks.hosts import Several
 from tests.data.blocks.in_memory import Made, MadeBlock, MemoryBlocks
 
 encode = open_tokenizer("bytes").document
@@ -35,6 +36,8 @@ MAKE: dict[str, Callable[[Mapping[str, Texts], Made_], Blocks]] = {
     "memory": lambda texts, made: MemoryBlocks(made),
     "local": lambda texts, made: LocalBlocks(texts),
     "local with loaders": lambda texts, made: LocalBlocks(texts, Loaders(2, 1 << 40)),
+    "peers": lambda texts, made: Several(texts, 3).blocks[0],
+    "peers with loaders": lambda texts, made: Several(texts, 2, loaders=1).blocks[1],
 }
 
 
