@@ -1,0 +1,127 @@
+"""Blocks of several hosts: each is packed once, by its owner; a host that is late costs time and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.config import schema
+from engine.control.sockets import reserved
+from engine.data.blocks import peers
+from engine.data.blocks.blocks import BlockId, Range
+from engine.data.blocks.local_blocks import LocalBlocks
+from engine.data.blocks.peer_blocks import PeerBlocks
+from engine.data.blocks.peers import Hosts
+from engine.data.blocks.texts import Texts
+from engine.data.sources import jsonl
+from engine.data.sources.formats import FORMATS
+from tests.data.blocks.hosts import SECRET, several
+
+
+@pytest.fixture
+def texts(tmp_path: Path, make_data: Callable[..., schema.Data], monkeypatch: pytest.MonkeyPatch) -> dict[str, Texts]:
+    """A source of 24 blocks."""
+    monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 400)
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": f"{number:083}"}) for number in range(96)))
+    data = make_data(tmp_path / "a.jsonl", format="jsonl", cache=str(tmp_path / "cache"))
+    return {"web": Texts.of(data, FORMATS["jsonl"].blocks(data))}
+
+
+def all_of(texts: dict[str, Texts]) -> list[BlockId]:
+    return [BlockId(name, block) for name, one in texts.items() for block in range(len(one.blocks))]
+
+
+def read_all(blocks: PeerBlocks, wanted: list[BlockId]) -> list[list[int]]:
+    ranges = list[Range]()
+    for block in wanted:
+        for document, content in enumerate(blocks.lengths(block).hash().tolist()):
+            ranges.append(Range(*block, document, 0, 99, content))
+    return [one.tokens.tolist() for one in blocks.slices(ranges)]
+
+
+def test_each_block_is_packed_by_one_host(texts: dict[str, Texts]) -> None:
+    """All hosts agree on its owner, and all have some blocks; all read the same."""
+    wanted = all_of(texts)
+    expected = LocalBlocks(texts)
+    documents = [
+        expected.slices([Range(*block, document, 0, 99, content)])[0].tokens.tolist()
+        for block in wanted
+        for document, content in enumerate(expected.lengths(block).hash().tolist())
+    ]
+    with several(texts, 3, loaders=1) as hosts:
+        for blocks in hosts.blocks:
+            blocks.ask(wanted)
+        for blocks in hosts.blocks:
+            assert read_all(blocks, wanted) == documents
+        assert len({tuple(blocks.owner(block) for block in wanted) for blocks in hosts.blocks}) == 1
+        packed = Counter(name for number in range(3) for name in hosts.packed(number))
+        assert len(packed) == len(wanted) == 24 and {*packed.values()} == {1}
+        assert all(hosts.packed(number) for number in range(3))
+
+
+def test_a_host_that_leaves_changes_the_owners_of_its_own_blocks_alone(texts: dict[str, Texts]) -> None:
+    wanted = all_of(texts)
+    with several(texts, 3) as hosts:
+        before = [hosts.blocks[0].owner(block) for block in wanted]
+    with several(texts, 2) as hosts:
+        after = [hosts.blocks[0].owner(block) for block in wanted]
+    gone = "cache 2"
+    assert 0 < before.count(gone) < 20
+    assert all(one == other for one, other in zip(before, after, strict=True) if one != gone)
+
+
+def test_blocks_that_the_launcher_has_packed_belong_to_the_host_with_its_cache(texts: dict[str, Texts]) -> None:
+    """Unless its cache is that of no host."""
+    wanted = all_of(texts)
+    placed = dict.fromkeys(wanted[::2], "cache 1") | {wanted[1]: "on a login node"}
+    with several(texts, 3, placed=placed) as hosts:
+        owners = {block: hosts.blocks[0].owner(block) for block in wanted}
+    assert {owners[block] for block in wanted[::2]} == {"cache 1"} and owners[wanted[1]] in hosts.identities
+    assert len({*owners.values()}) == 3
+
+
+def test_blocks_of_a_host_that_is_gone_are_packed_by_whoever_needs_them(
+    texts: dict[str, Texts], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is asked once in a while, and asked again when it is back."""
+    monkeypatch.setattr(peers, "_FIRST_S", 0.3)
+    monkeypatch.setattr(peers, "_PAUSE_S", 1e9)
+    wanted = all_of(texts)
+    with several(texts, 2) as hosts:
+        expected = read_all(hosts.blocks[1], wanted)
+        PeerBlocks.close(hosts.blocks[1])
+        assert read_all(hosts.blocks[0], wanted) == expected
+        assert len(hosts.packed(0)) == len(wanted)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("how", ["silent", "another secret"])
+def test_a_host_that_does_not_answer_costs_its_limit_once(
+    how: str, texts: dict[str, Texts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is stopped accepts connections, and says nothing."""
+    monkeypatch.setattr(peers, "_FIRST_S", 0.3)
+    monkeypatch.setattr("engine.control.sockets._HANDSHAKE_S", 0.3)
+    wanted = all_of(texts)
+    if how == "another secret":
+        with several(texts, 2, secrets=(SECRET, b"another")) as hosts:
+            assert len(read_all(hosts.blocks[0], wanted)) == 96 and len(hosts.packed(0)) == 24
+        return
+    with socket.create_server(("127.0.0.1", 0)) as stopped, reserved("127.0.0.1") as own:
+        place = own.getsockname()[:2]
+        found = Hosts("here", *place, SECRET, {"there": stopped.getsockname()[:2]})
+        blocks = PeerBlocks(texts, LocalBlocks(texts), found, {})
+        began = time.monotonic()
+        assert len(read_all(blocks, wanted)) == 96
+        assert time.monotonic() - began < 5
+        blocks.close()
+
+
+def test_the_secret_is_not_shown(texts: dict[str, Texts]) -> None:
+    assert "of the run" not in repr(Hosts("a", "127.0.0.1", 1, SECRET, {}))
