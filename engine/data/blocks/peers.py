@@ -35,6 +35,7 @@ from engine.data.blocks.served import (
     received_ranges,
     received_slices,
 )
+from engine.readers import parse_line
 
 _WAIT_S = 1.0  # that an answer waits for a block which is being packed
 _SILENT_S = 10.0  # without an answer, after which a host is late
@@ -80,7 +81,7 @@ class PeerServer:
 
     def _answer(self, kind: bytes, payload: bytes) -> bytes:
         if kind == _LENGTHS:
-            blocks = [BlockId(source, block) for source, block in json.loads(payload)]
+            blocks = [BlockId(source, block) for source, block in parse_line(payload)]
             coming = self._wait_for(blocks[:1])
             return coming + self._served.lengths(blocks)
         ranges = received_ranges(payload)
