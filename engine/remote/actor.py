@@ -1,0 +1,95 @@
+"""The process of a data plane that has a role, or stands by for one. It knows nothing of Ray, which runs it as an actor.
+
+```
+ beat     alive, with pid and epoch          in a thread of its own, also while all others work
+ become   take a role, or another epoch of it
+ kill     SIGKILL to a process of this host: the actor that this one replaces
+ answer   a call of an epoch; of any other it is refused
+```
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from engine.errors import BytescaleError
+from engine.remote.caller import Answer, Caller
+from engine.remote.supervisor import Beat
+from engine.remote.view import Process
+
+
+class Role(Protocol):
+    """What an actor does in a role: its other methods are those that can be called."""
+
+    def close(self) -> None:
+        """End what it has started."""
+        ...
+
+
+MakeRole = Callable[[str, int, Caller], Role]  # gets the role, its first epoch, and what calls other roles
+
+
+class Actor:
+    """See above. Each method but `become` may be called in several threads."""
+
+    def __init__(self, make: MakeRole, open_caller: Callable[[], Caller]) -> None:
+        # Processes of multiprocessing would execute the file of the main module, which is Ray's.
+        vars(sys.modules["__main__"]).pop("__file__", None)
+        self._make, self._open_caller = make, open_caller
+        self._process = Process(os.getpid(), start_of(os.getpid()) or 0)
+        self._lock = threading.Lock()
+        self._epoch, self._name = 0, ""
+        self._role: Role | None = None
+        self._error: BytescaleError | None = None  # why it could not take its role
+
+    def beat(self) -> Beat:
+        """Answer the supervisor."""
+        return Beat(self._process, self._epoch)
+
+    def become(self, role: str, epoch: int) -> None:
+        """Take a role. If that fails, each call gets the error, so that the rank which needs the role reports it."""
+        if role != self._name:
+            if self._role is not None:
+                self._role.close()
+            self._role, self._error = None, None
+            try:
+                self._role = self._make(role, epoch, self._open_caller())
+            except BytescaleError as error:
+                self._error = error
+        self._name, self._epoch = role, epoch
+
+    def kill(self, process: Process) -> None:
+        """Kill a process of this host, if it is still the same one. A stopped one dies of SIGKILL, too."""
+        if start_of(process.pid) == process.started:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+
+    def answer(self, epoch: int, method: str, arguments: tuple[Any, ...]) -> Answer:
+        """Call a method of the role."""
+        if epoch != self._epoch:
+            return Answer(None, None)
+        if self._error is not None:
+            return Answer(epoch, None, self._error)
+        try:
+            return Answer(epoch, getattr(self._role, method)(*arguments))
+        except Exception as error:
+            if not isinstance(error, BytescaleError):
+                logging.getLogger(__name__).exception("%s of %s failed", method, self._name)
+            return Answer(epoch, None, error)
+
+
+def start_of(pid: int) -> int | None:
+    """Return when a process has started, in clock ticks since the host did; None if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19])

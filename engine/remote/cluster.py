@@ -1,0 +1,179 @@
+"""The board, the wire and the fleet of a data plane on Ray.
+
+```
+ board   views, as keys of the head's key-value store that are written once
+ wire    calls of named actors; answers are returned, never put, so that they need no owner
+ fleet   detached actors: they outlive the supervisor, which finds them by name
+```
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.experimental import internal_kv
+from ray.util import list_named_actors
+
+from engine.errors import PreflightError
+from engine.remote.actor import Actor, MakeRole
+from engine.remote.caller import Answer, Caller
+from engine.remote.plane import ADDRESS, host_resource
+from engine.remote.supervisor import Beat
+from engine.remote.view import Member, Process, View
+
+# Threads of an actor by what they do, so that neither beats nor answers about packed blocks wait for packing.
+_GROUPS = {"beat": 1, "control": 1, "pack": 16, "lengths": 4, "build": 2}
+_GROUP_OF = {"pack": "pack", "step": "build", "validation": "build", "build": "build", "build_sets": "build"}
+_KEPT_VIEWS = 8
+_CONNECT_S = 5.0
+_HOME = Path(__file__).parent.parent.parent
+
+
+def connect(namespace: str) -> None:
+    """Connect this process to the Ray of the run, whose address is in the environment. Raises PreflightError."""
+    address = os.environ[ADDRESS]
+    host, _, port = address.rpartition(":")
+    try:  # ray.init would try for minutes
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    except OSError as error:
+        hint = "start Ray there, or unset it so that the run starts its own"
+        raise PreflightError(f"nothing answers at {address}: {error}", key="data.ray.address", hint=hint) from error
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    where = Path.cwd()
+    try:
+        # Ray adds the working directory to the import path of all actors: let it be the one with our own packages.
+        os.chdir(_HOME)
+        ray.init(
+            address=address,
+            namespace=namespace,
+            log_to_driver=False,
+            configure_logging=False,
+            logging_level=logging.WARNING,
+            include_dashboard=False,
+        )
+    finally:
+        os.chdir(where)
+    for number, handler in kept.items():  # Ray has set its own
+        signal.signal(number, handler)
+
+
+def open_caller(namespace: str) -> Caller:
+    """Make the caller of this process, which is connected to Ray."""
+    return Caller(RayBoard(namespace), RayWire(namespace))
+
+
+class RayBoard:
+    """The views of a run in Ray's key-value store. Each version is written once, whoever tries."""
+
+    def __init__(self, namespace: str) -> None:
+        self._space = namespace.encode()
+
+    def newest(self, version: int = 0) -> View | None:
+        last = max(self._versions(), default=0)
+        line = internal_kv._internal_kv_get(_key(last), namespace=self._space) if last > version else None
+        return None if line is None else View.of_json(line)
+
+    def publish(self, view: View) -> bool:
+        for version in self._versions():
+            if version <= view.version - _KEPT_VIEWS:
+                internal_kv._internal_kv_del(_key(version), namespace=self._space)
+        existed: bool = internal_kv._internal_kv_put(
+            _key(view.version), view.to_json(), overwrite=False, namespace=self._space
+        )
+        return not existed
+
+    def _versions(self) -> list[int]:
+        keys = internal_kv._internal_kv_list(b"view-", namespace=self._space)
+        return [int(key.removeprefix(b"view-")) for key in keys]
+
+
+def _key(version: int) -> bytes:
+    return f"view-{version}".encode()
+
+
+class RayWire:
+    """Calls of actors."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace, self._handles = namespace, dict[str, Any]()
+
+    def send(
+        self, member: Member, method: str, arguments: tuple[Any, ...], answered: Callable[[Answer | None], None]
+    ) -> None:
+        try:
+            if member.actor not in self._handles:
+                self._handles[member.actor] = ray.get_actor(member.actor, namespace=self._namespace)
+            work = self._handles[member.actor].answer.options(concurrency_group=_GROUP_OF.get(method, "lengths"))
+            future: Future[Answer] = work.remote(member.epoch, method, arguments).future()
+        except (ValueError, ray.exceptions.RayError):  # it has ended
+            answered(None)
+            return
+        future.add_done_callback(partial(_answered, answered, member.epoch))
+
+
+def _answered(answered: Callable[[Answer | None], None], epoch: int, future: Future[Answer]) -> None:
+    """Forward the answer of an actor."""
+    error = future.exception()
+    if error is None:
+        answered(Answer(*future.result()))
+    elif isinstance(error, ray.exceptions.RayTaskError):  # an error that cannot be pickled, for example
+        answered(Answer(epoch, None, error))
+    else:
+        answered(None)
+
+
+class RayFleet:
+    """The actors of a run."""
+
+    def __init__(self, namespace: str, make: MakeRole) -> None:
+        self._namespace, self._make, self._handles = namespace, make, dict[str, Any]()
+
+    def find(self) -> Mapping[str, int]:
+        named = [one["name"] for one in list_named_actors(all_namespaces=True) if one["namespace"] == self._namespace]
+        for name in named:
+            with suppress(ValueError):  # it ends just now
+                self._handles[name] = ray.get_actor(name, namespace=self._namespace)
+        return {name: int(name.split("-")[1]) for name in named if name in self._handles}
+
+    def start(self, host: int) -> str:
+        name = f"host-{host}-{os.urandom(6).hex()}"
+        actor = ray.remote(Actor).options(
+            name=name,
+            namespace=self._namespace,
+            lifetime="detached",
+            num_cpus=0,
+            resources={host_resource(host): 1},
+            max_restarts=0,
+            max_task_retries=0,
+            concurrency_groups=_GROUPS,
+            enable_task_events=False,
+        )
+        self._handles[name] = actor.remote(self._make, partial(open_caller, self._namespace))
+        return name
+
+    def beat(self, actor: str) -> Future[Beat]:
+        return self._ask(actor, "beat", "beat")
+
+    def become(self, actor: str, role: str, epoch: int) -> Future[None]:
+        return self._ask(actor, "become", "control", role, epoch)
+
+    def kill(self, actor: str, process: Process | None, helper: str | None) -> None:
+        if process is not None and helper is not None:
+            self._ask(helper, "kill", "beat", process)
+        with suppress(ValueError, ray.exceptions.RayError):
+            ray.kill(self._handles.pop(actor))
+
+    def _ask(self, actor: str, method: str, group: str, *arguments: Any) -> Future[Any]:
+        call = getattr(self._handles[actor], method).options(concurrency_group=group)
+        found: Future[Any] = call.remote(*arguments).future()
+        return found
