@@ -7,17 +7,59 @@ Its standard input has one line, a `Plane`, and stays open as long as the agent 
 
 from __future__ import annotations
 
+import json
+import logging
+import select
 import sys
+import time
+from functools import partial
+from pathlib import Path
 
-from engine.remote.plane import Plane
+from engine.errors import BytescaleError
+from engine.files import append
+from engine.remote.cluster import RayBoard, RayFleet, connect
+from engine.remote.plane import Plane, namespace
+from engine.remote.roles import make_role
+from engine.remote.supervisor import Event, Supervisor
+from engine.run.folder import RunFolder
+
+_TURN_S = 0.1
 
 
-def main() -> None:
-    """Run until the agent of the first node ends."""
+def supervise(plane: Plane, standbys: int = 1, deadline_s: float = 5.0) -> None:
+    """Supervise a data plane until the standard input ends; then end its actors.
+
+    What happens is appended to the run folder, as lines of JSON. Raises PreflightError if Ray cannot be reached,
+    BytescaleError if no actor starts on a host, SupersededError.
+    """
+    space, events = namespace(plane.folder), RunFolder(Path(plane.folder)).plane_events
+    events.parent.mkdir(exist_ok=True)
+    connect(space)
+    with append(events) as file:
+
+        def note(event: Event) -> None:
+            file.write(json.dumps({"time": time.time(), **event._asdict()}).encode() + b"\n")
+            file.flush()
+
+        fleet = RayFleet(space, partial(make_role, plane))
+        supervisor = Supervisor(len(plane.hosts), standbys, deadline_s, RayBoard(space), fleet, note)
+        supervisor.begin(time.monotonic())
+        while not select.select([sys.stdin], [], [], _TURN_S)[0]:
+            supervisor.turn(time.monotonic())
+        supervisor.end()
+
+
+def main() -> int:
+    """Return the exit code."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     plane = Plane.of_json(sys.stdin.readline())
-    print(f"{plane.folder}: a data plane on {len(plane.hosts)} hosts", file=sys.stderr, flush=True)
-    sys.stdin.read()
+    try:
+        supervise(plane)
+    except BytescaleError as error:
+        logging.getLogger(__name__).error("%s", error)
+        return int(error.code)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

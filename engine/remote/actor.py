@@ -1,4 +1,4 @@
-"""The process of a data plane that has a role, or stands by for one. It knows nothing of Ray, which runs it as an actor.
+"""The process of a data plane that has a role, or stands by for one. Ray runs it as an actor; it does not know Ray.
 
 ```
  beat     alive, with pid and epoch          in a thread of its own, also while all others work
@@ -34,16 +34,17 @@ class Role(Protocol):
         ...
 
 
-MakeRole = Callable[[str, int, Caller], Role]  # gets the role, its first epoch, and what calls other roles
+# Gets the role, its first epoch, what calls other roles, and a folder of this host that exists as long as its Ray.
+MakeRole = Callable[[str, int, Caller, Path], Role]
 
 
 class Actor:
     """See above. Each method but `become` may be called in several threads."""
 
-    def __init__(self, make: MakeRole, open_caller: Callable[[], Caller]) -> None:
+    def __init__(self, make: MakeRole, surroundings: Callable[[], tuple[Caller, Path]]) -> None:
         # Processes of multiprocessing would execute the file of the main module, which is Ray's.
         vars(sys.modules["__main__"]).pop("__file__", None)
-        self._make, self._open_caller = make, open_caller
+        self._make, self._surroundings = make, surroundings
         self._process = Process(os.getpid(), start_of(os.getpid()) or 0)
         self._lock = threading.Lock()
         self._epoch, self._name = 0, ""
@@ -61,7 +62,7 @@ class Actor:
                 self._role.close()
             self._role, self._error = None, None
             try:
-                self._role = self._make(role, epoch, self._open_caller())
+                self._role = self._make(role, epoch, *self._surroundings())
             except BytescaleError as error:
                 self._error = error
         self._name, self._epoch = role, epoch

@@ -5,7 +5,7 @@
  an answer of epoch 3                            is done
  the actor has ended, or has another epoch       waits for a view; after some time it is sent again
  a view in which the role has epoch 5            is sent to epoch 5; what epoch 3 answers now is refused
- a view without the role                         gets RoleLost
+ a view without the role                         gets RoleLostError
 ```
 Only the supervisor decides that an actor is replaced. Methods are pure functions of their arguments, so a call may be
 sent any number of times.
@@ -41,11 +41,11 @@ class Wire(Protocol):
     def send(
         self, member: Member, method: str, arguments: tuple[Any, ...], answered: Callable[[Answer | None], None]
     ) -> None:
-        """Send a call to a member and return at once. `answered` gets its answer in any thread, None if it has ended."""
+        """Send a call to a member. `answered` gets its answer in any thread, None if the member has ended."""
         ...
 
 
-class RoleLost(BytescaleError):
+class RoleLostError(BytescaleError):
     """No actor has this role any more, and none will have it again."""
 
 
@@ -72,7 +72,7 @@ class Caller:
         self.refused = self.asked_again = 0
 
     def start(self, role: str, method: str, *arguments: Any) -> Future[Any]:
-        """Call a role; the future gets the result, or the error of the method, or RoleLost.
+        """Call a role; the future gets the result, or the error of the method, or RoleLostError.
 
         While no actor has the role yet, the call waits for one.
         """
@@ -92,13 +92,13 @@ class Caller:
         return self.start(role, method, *arguments).result()
 
     def close(self) -> None:
-        """Stop looking at the board. Calls without an answer get RoleLost."""
+        """Stop looking at the board. Calls without an answer get RoleLostError."""
         with self._changed:
             self._closed = True
             left, self._calls = self._calls, set()
             self._changed.notify()
         for call in left:
-            call.future.set_exception(RoleLost(f"the call of {call.role} was given up"))
+            call.future.set_exception(RoleLostError(f"the call of {call.role} was given up"))
 
     def look(self) -> None:
         """Read the board once, and send calls whose roles have another epoch, or that had no answer for some time."""
@@ -118,7 +118,7 @@ class Caller:
         for call, member in again:
             self._send(call, member)
         for call in lost:
-            call.future.set_exception(RoleLost(f"the data plane has no {call.role} any more"))
+            call.future.set_exception(RoleLostError(f"the data plane has no {call.role} any more"))
 
     def _is_due(self, call: _Call) -> bool:
         return call.unanswered is not None and self._clock() - call.unanswered >= _RETRY_S

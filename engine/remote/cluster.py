@@ -72,6 +72,12 @@ def open_caller(namespace: str) -> Caller:
     return Caller(RayBoard(namespace), RayWire(namespace))
 
 
+def _surroundings(namespace: str) -> tuple[Caller, Path]:
+    """Return the caller of an actor, and the folder of this host for its files, which ends with the node's Ray."""
+    session = ray._private.worker.global_worker.node.get_session_dir_path()
+    return open_caller(namespace), Path(session) / namespace
+
+
 class RayBoard:
     """The views of a run in Ray's key-value store. Each version is written once, whoever tries."""
 
@@ -147,7 +153,7 @@ class RayFleet:
 
     def start(self, host: int) -> str:
         name = f"host-{host}-{os.urandom(6).hex()}"
-        actor = ray.remote(Actor).options(
+        actor = ray.remote(concurrency_groups=_GROUPS)(Actor).options(
             name=name,
             namespace=self._namespace,
             lifetime="detached",
@@ -155,10 +161,9 @@ class RayFleet:
             resources={host_resource(host): 1},
             max_restarts=0,
             max_task_retries=0,
-            concurrency_groups=_GROUPS,
             enable_task_events=False,
         )
-        self._handles[name] = actor.remote(self._make, partial(open_caller, self._namespace))
+        self._handles[name] = actor.remote(self._make, partial(_surroundings, self._namespace))
         return name
 
     def beat(self, actor: str) -> Future[Beat]:

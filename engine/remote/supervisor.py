@@ -5,8 +5,8 @@
  dead      its beat is an error, or there was none for the deadline
  replace   a standby takes the role with the next epoch, the view is published, then the old one is killed
 ```
-The start of a run is the same: all roles are vacant. If the supervisor dies, the actors go on. Another one finds them by
-their names and gives all roles new epochs. Two supervisors at a time: only one can publish the next version of the view.
+The start of a run is the same: all roles are vacant. If the supervisor dies, the actors go on. Another one finds them
+by their names and gives all roles new epochs. Of two supervisors, only one can publish the next version of the view.
 
 This module has no Ray: `Fleet` is what it needs of it.
 """
@@ -53,7 +53,7 @@ class Fleet(Protocol):
         ...
 
     def kill(self, actor: str, process: Process | None, helper: str | None) -> None:
-        """End an actor. `helper`, on its host, sends SIGKILL to the process: Ray leaves one that a signal has stopped."""
+        """End an actor. `helper`, on its host, kills the process: Ray leaves one that a signal has stopped."""
         ...
 
 
@@ -68,7 +68,7 @@ class Event(NamedTuple):
     seconds: float  # since the last beat of the actor that was lost was asked for
 
 
-class Superseded(Exception):
+class SupersededError(BytescaleError):
     """Another supervisor is at work."""
 
 
@@ -123,7 +123,7 @@ class Supervisor:
             self._vacant[role] = _Vacant("restart" if role in self.view.members else "start", now)
 
     def turn(self, now: float) -> None:
-        """Look at all actors once, and do what is due. Raises Superseded, and BytescaleError if no actor can start."""
+        """Look at all actors once, and act. Raises SupersededError, BytescaleError if no actor of a host can start."""
         # After a stop of this process, or of the whole machine, all beats would be late.
         if self._last is not None and now - self._last > self.deadline_s / 2:
             for actor in self._actors.values():
@@ -211,7 +211,7 @@ class Supervisor:
         if len(members) == self.hosts + 1:
             self.view = replace(self.view, version=self.view.version + 1)
             if not self.board.publish(self.view):
-                raise Superseded
+                raise SupersededError("another supervisor is at work")
         self.happened(Event("taken", role, actor.host, actor.epoch, vacant.why, now - vacant.since))
         if vacant.old is not None:
             self._kill(vacant.old)

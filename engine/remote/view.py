@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple, Protocol
 
+from engine.readers import parse_line
+
 PLANNER = "planner"
 
 
@@ -62,7 +64,7 @@ class View:
     @classmethod
     def of_json(cls, line: str | bytes) -> View:
         """Make a view of that line."""
-        found = json.loads(line)
+        found = parse_line(line)
         members = {
             role: Member(one["actor"], one["host"], Process(*one["process"]), one["epoch"])
             for role, one in found["members"].items()

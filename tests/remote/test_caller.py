@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.errors import DataError
-from engine.remote.caller import Caller, RoleLost
+from engine.remote.caller import Caller, RoleLostError
 from engine.remote.view import View
 from tests.remote.in_memory import MemoryBoard, MemoryWire, Sent, view_of
 
@@ -121,7 +121,7 @@ def test_a_role_that_is_gone_is_an_error(rig: Rig) -> None:
     rig.publish(view_of(1, host_0=3))
     found = rig.start()
     rig.publish(view_of(2, host_1=4))
-    with pytest.raises(RoleLost, match="host-0"):
+    with pytest.raises(RoleLostError, match="host-0"):
         found.result(0)
 
 
@@ -129,7 +129,7 @@ def test_the_end_of_the_caller_ends_its_calls(rig: Rig) -> None:
     rig.publish(view_of(1, host_0=3))
     found = rig.start()
     rig.caller.close()
-    with pytest.raises(RoleLost):
+    with pytest.raises(RoleLostError):
         found.result(0)
     rig.last.answer(1)
 

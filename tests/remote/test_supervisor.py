@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.errors import BytescaleError
-from engine.remote.supervisor import Event, Superseded, Supervisor
+from engine.remote.supervisor import Event, SupersededError, Supervisor
 from engine.remote.view import Member, host_of
 from tests.remote.in_memory import FakeActor, MemoryBoard, MemoryFleet
 
@@ -222,7 +222,7 @@ def test_a_supervisor_that_was_superseded_ends(rig: Rig) -> None:
     rig.turn()
     view = dict(rig.members)
     rig.actor("planner").state = "ended"
-    with pytest.raises(Superseded):
+    with pytest.raises(SupersededError):
         for turn in range(10):
             old.turn(rig.now + turn / 10)
     assert rig.members == view and not rig.fleet.killed

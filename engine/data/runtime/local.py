@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from engine.config import schema
 from engine.data.blocks.loaders import Loaders
 from engine.data.blocks.local_blocks import LocalBlocks
 from engine.data.blocks.texts import Texts
@@ -25,15 +26,19 @@ from engine.run.folder import RunFolder
 _MOST_LOADERS = 8  # on each host, if data.loaders is not set
 
 
+def loader_count(data: schema.Data) -> int:
+    """Return how many loaders this host has."""
+    return data.loaders or min(_MOST_LOADERS, max(1, cores() // 2))
+
+
 def local_planner(folder: RunFolder, job: Job) -> StepPlanner:
     """Make the StepPlanner that runs in the planning process of a node, with loaders that pack its blocks."""
-    config = job.config
-    count = config.data.loaders or min(_MOST_LOADERS, max(1, cores() // 2))
+    data = job.config.data
 
     def make_blocks(texts: Mapping[str, Texts]) -> LocalBlocks:
-        return LocalBlocks(texts, Loaders(count, config.data.spool) if texts else None)
+        return LocalBlocks(texts, Loaders(loader_count(data), data.spool) if texts else None)
 
-    return StepPlanner(open_run(folder, config, make_blocks), job)
+    return StepPlanner(open_run(folder, job.config, make_blocks), job)
 
 
 class LocalRuntime:

@@ -7,12 +7,13 @@ different plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from engine.data.blocks.blocks import BlockId
 from engine.data.corpus import TextCorpus
 from engine.data.opening import Sources
 from engine.data.quarantine import Unusable
+from engine.data.runtime.constructor import RankFiles
 from engine.data.runtime.runtime import Planned, PlannedSequences
 from engine.data.steps import TOKEN_BYTES, Cursor, SequenceTable, Steps
 from engine.job import Job
@@ -27,15 +28,18 @@ Sent = tuple[SequenceTable, bytes, float, float, int, Cursor, list[Unusable], st
 SentSets = dict[str, tuple[SequenceTable, bytes]]
 
 
-def received_step(sent: Sent) -> Planned:
-    """Return the step that `StepPlanner.step` has sent."""
+def received_step(sent: Sent, files: RankFiles | None = None) -> Planned:
+    """Return the step that `StepPlanner.step` has sent, with its rank files."""
     table, buffer, balance, step_s, flops, after, unusable, ended = sent
-    return Planned(table, StepPlan.from_bytes(buffer), balance, step_s, flops, after, unusable, ended)
+    return Planned(table, StepPlan.from_bytes(buffer), balance, step_s, flops, after, unusable, ended, files=files)
 
 
-def received_sets(sent: SentSets) -> dict[str, PlannedSequences]:
-    """Return the validation sets that `StepPlanner.validation` has sent."""
-    return {name: PlannedSequences(table, StepPlan.from_bytes(buffer)) for name, (table, buffer) in sent.items()}
+def received_sets(sent: SentSets, files: Mapping[str, RankFiles] | None = None) -> dict[str, PlannedSequences]:
+    """Return the validation sets that `StepPlanner.validation` has sent, with their rank files."""
+    return {
+        name: PlannedSequences(table, StepPlan.from_bytes(buffer), files=None if files is None else files[name])
+        for name, (table, buffer) in sent.items()
+    }
 
 
 class StepPlanner:

@@ -1,0 +1,80 @@
+"""The data runtime on Ray: the planning process of a node asks the host actor of the node, ranks map its rank files.
+
+```
+ ranks    RayRuntime       ask and get answers over NODE_SOCKETS, as with the local runtime; no Ray
+ bridge   Bridge           in the planning process of the node; connects to Ray
+ actors   host-N, planner  roles.py
+```
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+
+from engine.config.sources import source_configs
+from engine.data.inputs import RankInputs, rank_inputs
+from engine.data.runtime.constructor import RankFiles
+from engine.data.runtime.node import NodeAnswers
+from engine.data.runtime.planner import Sent, SentSets, received_sets, received_step
+from engine.data.runtime.runtime import Planned, PlannedSequences
+from engine.data.steps import Cursor
+from engine.job import Job
+from engine.remote.plane import namespace
+from engine.remote.view import host_role
+from engine.run.folder import RunFolder
+
+
+class Bridge:
+    """The answers of the host actor of a node, in the planning process of the node."""
+
+    def __init__(self, folder: RunFolder, host: int) -> None:
+        """Connect to Ray. Raises PreflightError as `connect`."""
+        from engine.remote import cluster  # imports ray, which ranks must not
+
+        cluster.connect(namespace(folder.root))
+        self._caller, self._role = cluster.open_caller(namespace(folder.root)), host_role(host)
+
+    def step(self, cursor: Cursor) -> tuple[Sent, RankFiles]:
+        """Let the host write the rank files of the step at a cursor; return both."""
+        found: tuple[Sent, RankFiles] = self._caller.call(self._role, "build", cursor)
+        return found
+
+    def validation(self) -> tuple[SentSets, dict[str, RankFiles]]:
+        """Let the host write the rank files of the validation sets; return both."""
+        found: tuple[SentSets, dict[str, RankFiles]] = self._caller.call(self._role, "build_sets")
+        return found
+
+    def close(self) -> None:
+        """Stop calling."""
+        self._caller.close()
+
+
+class RayRuntime:
+    """The DataRuntime of a rank."""
+
+    def __init__(self, folder: RunFolder, job: Job, sockets: Sequence[int] = (), first: bool = True) -> None:
+        """`sockets` lead to ranks of the same node. The `first` rank of a node starts its planning process."""
+        rank = int(os.environ["RANK"])
+        self._rank, self._names = job.mesh.place(rank).hdp, list(source_configs(job.config.data))
+        host, _ = job.cluster.place(rank)
+        self._answers = NodeAnswers(partial(Bridge, folder, host), sockets, first)
+
+    def request(self, cursor: Cursor) -> None:
+        self._answers.ask(Bridge.step, cursor)
+
+    def take(self) -> Planned:
+        return received_step(*self._answers.answer())
+
+    def validation(self) -> dict[str, PlannedSequences]:
+        self._answers.ask(Bridge.validation)
+        return received_sets(*self._answers.answer())
+
+    def input_reader(self, planned: PlannedSequences) -> partial[RankInputs]:
+        assert planned.files is not None
+        file = planned.files.open(self._names, planned.table, planned.plan, self._rank)
+        return partial(rank_inputs, file, planned.table)
+
+    def close(self) -> None:
+        self._answers.close()

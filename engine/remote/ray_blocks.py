@@ -1,0 +1,129 @@
+"""The Blocks of the planner: blocks of all hosts, whose loaders pack them in the order of need.
+
+```
+ ask      which hosts have them?        caller: lengths of all, one call a host; queue.py: what none has
+          pack what none has            caller: pack, as many at a time as a host has loaders
+ lengths  waits for one of these answers
+```
+Only lengths come here; tokens go from host to host (slices.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from engine.data.blocks.blocks import BlockId, Lengths, Range, Slice, changed
+from engine.data.blocks.served import received_lengths
+from engine.data.blocks.texts import Texts
+from engine.errors import BytescaleError
+from engine.remote.caller import Caller, RoleLostError
+from engine.remote.queue import Queue
+from engine.remote.slices import fetch
+
+_KEPT = 4096  # blocks whose lengths stay here
+
+
+class RayBlocks:
+    """Blocks that hosts pack, as a process that packs none sees them."""
+
+    def __init__(self, texts: Mapping[str, Texts], caller: Caller, loaders: Mapping[str, int]) -> None:
+        """Take the sources of texts by name, and the roles of the hosts with their numbers of loaders."""
+        self._texts, self._caller = texts, caller
+        self._changed = threading.Condition(threading.RLock())
+        self._queue = Queue(loaders)
+        self._found = OrderedDict[BlockId, Lengths]()  # least recently used first
+        self._errors = dict[BlockId, BytescaleError]()  # of blocks that are waited for
+        self._awaited = Counter[BlockId]()
+        self.owners = dict[BlockId, str]()  # the host that has packed a block
+        self.received = self.tokens = 0  # bytes of lengths; tokens
+
+    def ask(self, wanted: Iterable[BlockId]) -> None:
+        with self._changed:
+            missing = [block for block in wanted if block not in self._found]
+            self._look(self._queue.ask([*self._awaited, *missing]))
+            self._pull()
+
+    def lengths(self, block: BlockId) -> Lengths:
+        with self._changed:
+            self._awaited[block] += 1
+            try:
+                if block not in self._found:
+                    self._look(self._queue.first(block))
+                    self._pull()
+                    self._changed.wait_for(lambda: block in self._found or block in self._errors)
+                if block in self._errors:
+                    raise self._errors[block]
+                self._found.move_to_end(block)
+                return self._found[block]
+            finally:
+                self._awaited -= Counter([block])
+                if not self._awaited[block]:
+                    self._errors.pop(block, None)
+
+    def slices(self, wanted: Sequence[Range]) -> list[Slice]:
+        for one in wanted:
+            block, texts = BlockId(one.source, one.block), self._texts[one.source]
+            if one.block >= len(texts.blocks):
+                raise changed(block, one.document, [texts.place])
+            if block not in self.owners:
+                self.lengths(block)
+        found = fetch(self._caller.start, self.owners, wanted)
+        self.tokens += sum(len(one.tokens) for one in found)
+        return found
+
+    def keep(self, wanted: Iterable[BlockId]) -> None:
+        kept = list(wanted)
+        for host in self._queue.hosts:
+            self._caller.start(host, "keep", [block for block in kept if self.owners.get(block) == host])
+
+    def close(self) -> None:
+        self.ask([])
+
+    def _look(self, blocks: Sequence[BlockId]) -> None:
+        """Ask all hosts which of these blocks they have. The caller holds the lock."""
+        for host in self._queue.hosts if blocks else []:
+            self._caller.start(host, "lengths", blocks).add_done_callback(partial(self._looked, host, blocks))
+
+    def _looked(self, host: str, blocks: Sequence[BlockId], answer: Future[bytes]) -> None:
+        """Take the lengths of the blocks that a host has. If it cannot say, it has none; packing raises the error."""
+        with self._changed:
+            if answer.exception() is None:
+                self._take(host, answer.result())
+            self._queue.missing_on(host, blocks)
+            self._pull()
+
+    def _pull(self) -> None:
+        """Let free loaders take blocks. The caller holds the lock."""
+        while (pair := self._queue.take()) is not None:
+            host, block = pair
+            self._caller.start(host, "pack", block).add_done_callback(partial(self._packed, host, block))
+
+    def _packed(self, host: str, block: BlockId, answer: Future[bytes]) -> None:
+        """Take the lengths of a block that a host has packed, or its error, if anyone waits for it."""
+        error = answer.exception()
+        with self._changed:
+            if isinstance(error, RoleLostError):
+                self._queue.lose(host)
+            elif error is None:
+                self._take(host, answer.result())
+            else:
+                self._queue.found(block)
+                if self._awaited[block]:
+                    self._errors[block] = error if isinstance(error, BytescaleError) else BytescaleError(str(error))
+            self._changed.notify_all()
+            self._pull()
+
+    def _take(self, host: str, payload: bytes) -> None:
+        """Note the lengths that a host has sent."""
+        self.received += len(payload)
+        for block, lengths in received_lengths(payload).items():
+            self._found[block] = lengths
+            self.owners[block] = host
+            self._queue.found(block)
+        while len(self._found) > _KEPT:
+            self._found.popitem(last=False)
+        self._changed.notify_all()

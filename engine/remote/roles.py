@@ -1,0 +1,209 @@
+"""What actors do in their roles: one plans for all hosts, one on each host packs, constructs and serves.
+
+```
+ planning process of a node   build(cursor)                                         bridge.py
+   host-0                       step(cursor) -> planner    plan, and the hosts that have its blocks
+                                slices(ranges) -> host-0, host-1, ...
+                                rank files of its ranks
+   planner                      lengths(blocks), pack(block) -> host-0, host-1, ...
+```
+Answers are pure functions of the questions, and so are files; whoever asks again gets the same.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from engine.config.load import read_resolved
+from engine.data.blocks.blocks import BlockId, Range
+from engine.data.blocks.loaders import Loaders
+from engine.data.blocks.local_blocks import LocalBlocks
+from engine.data.blocks.served import Served, lengths_payload
+from engine.data.blocks.texts import Texts
+from engine.data.corpus import Reader
+from engine.data.opening import open_run
+from engine.data.runtime.constructor import Constructor, RankFiles
+from engine.data.runtime.local import loader_count
+from engine.data.runtime.planner import Sent, SentSets, StepPlanner, received_sets, received_step
+from engine.data.steps import Cursor, SequenceTable
+from engine.job import Job
+from engine.remote.actor import Role
+from engine.remote.caller import Caller
+from engine.remote.plane import Plane
+from engine.remote.ray_blocks import RayBlocks
+from engine.remote.slices import HostBlocks, read
+from engine.remote.view import PLANNER, host_of, host_role
+from engine.run.folder import RunFolder
+
+_KEPT_STEPS = 4  # whose plans a planner keeps: hosts ask for the same step at different times
+Owners = Mapping[BlockId, str]  # the host that has packed a block
+
+
+class PlannedStep(NamedTuple):
+    """A step, and which hosts have its blocks."""
+
+    sent: Sent
+    owners: Owners
+
+
+class PlannedSets(NamedTuple):
+    """The validation sets, and which hosts have their blocks."""
+
+    sent: SentSets
+    owners: Owners
+
+
+def make_role(plane: Plane, role: str, epoch: int, caller: Caller, scratch: Path) -> Role:
+    """Make the object of a role. Raises errors of `open_run`, and OSError for `scratch`, a folder of this host."""
+    folder = RunFolder(Path(plane.folder))
+    job = Job(read_resolved(folder.resolved))
+    host = host_of(role)
+    if host is None:
+        return Planner(folder, job, caller, [host_role(host) for host in range(len(plane.hosts))])
+    return Host(folder, job, caller, role, plane.hosts[host], scratch / role, epoch)
+
+
+class Planner:
+    """Plans for all hosts, from lengths alone."""
+
+    def __init__(self, folder: RunFolder, job: Job, caller: Caller, hosts: Sequence[str]) -> None:
+        self._caller, loaders = caller, dict.fromkeys(hosts, loader_count(job.config.data))
+
+        def make_blocks(texts: Mapping[str, Texts]) -> RayBlocks:
+            self._blocks = RayBlocks(texts, caller, loaders)
+            return self._blocks
+
+        self._planner = StepPlanner(open_run(folder, job.config, make_blocks), job)
+        self._names = [corpus.name for corpus in self._planner.steps.corpora]
+        self._lock = threading.Lock()
+        self._steps = dict[str, PlannedStep]()
+        self._sets: PlannedSets | None = None
+
+    def step(self, cursor: Cursor) -> PlannedStep:
+        """Plan the step at a cursor, once for all hosts."""
+        key = json.dumps(cursor.to_json())
+        with self._lock:
+            if key not in self._steps:
+                sent = self._planner.step(cursor)
+                self._steps[key] = PlannedStep(sent, self._owners(sent[0]))
+                for old in list(self._steps)[:-_KEPT_STEPS]:
+                    del self._steps[old]
+            return self._steps[key]
+
+    def validation(self) -> PlannedSets:
+        """Plan the validation sets, once for all hosts."""
+        with self._lock:
+            if self._sets is None:
+                sent = self._planner.validation()
+                owners = {block: host for table, _ in sent.values() for block, host in self._owners(table).items()}
+                self._sets = PlannedSets(sent, owners)
+            return self._sets
+
+    def state(self) -> dict[str, Any]:
+        """Return bytes of lengths and tokens that came, blocks with a host, calls asked again, late answers refused."""
+        blocks = self._blocks
+        found = {"received": blocks.received, "tokens": blocks.tokens, "blocks": len(blocks.owners)}
+        return found | {"again": self._caller.asked_again, "refused": self._caller.refused}
+
+    def close(self) -> None:
+        self._planner.close()
+
+    def _owners(self, table: SequenceTable) -> Owners:
+        """Return the hosts of the blocks of texts of a table."""
+        places = set(zip(table.source.tolist(), table.block.tolist(), strict=True))
+        blocks = (BlockId(self._names[source], block) for source, block in places)
+        return {block: self._blocks.owners[block] for block in blocks if block in self._blocks.owners}
+
+
+class Host:
+    """Packs blocks with its loaders, serves them, and writes the rank files of the HDP ranks of its host."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        job: Job,
+        caller: Caller,
+        role: str,
+        ranks: Sequence[int],
+        files: Path,
+        epoch: int,
+    ) -> None:
+        """Rank files of each epoch have a folder of their own: who was replaced may still write into his."""
+        data = job.config.data
+        self._caller, self._files, self._folder = caller, files, files / f"epoch-{epoch}"
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+        def make_blocks(texts: Mapping[str, Texts]) -> HostBlocks:
+            self._local = LocalBlocks(texts, Loaders(loader_count(data), data.spool) if texts else None)
+            self._blocks = HostBlocks(self._local, caller, role)
+            return self._blocks
+
+        sources = open_run(folder, job.config, make_blocks)
+        self._served = Served(self._local)
+        self._constructor = Constructor(Reader(sources.corpora, job.config.model.vocab), self._folder, ranks, epoch)
+        self._lock, self._built = threading.Lock(), 0
+        self._packing, self._asking = dict[BlockId, None](), threading.Lock()
+
+    def pack(self, block: BlockId) -> bytes:
+        """Let a loader pack a block; return its lengths."""
+        with self._asking:
+            self._packing[block] = None
+            self._local.ask(self._packing)
+        try:
+            return lengths_payload({block: self._local.lengths(block)})
+        finally:
+            with self._asking:
+                del self._packing[block]
+
+    def lengths(self, blocks: Sequence[BlockId]) -> bytes:
+        """Return the lengths of those of the blocks that are packed."""
+        return self._served.lengths(blocks)
+
+    def slices(self, wanted: Sequence[Range]) -> bytes:
+        """Return the tokens of those of the ranges whose blocks are packed."""
+        return self._served.slices(wanted)
+
+    def read(self, wanted: Sequence[Range]) -> bytes:
+        """Return the tokens of ranges, whose blocks are packed again if they must. Raises errors as Blocks.slices."""
+        return read(self._local, wanted)
+
+    def keep(self, blocks: Sequence[BlockId]) -> None:
+        """Never evict these blocks."""
+        self._local.keep(blocks)
+
+    def build(self, cursor: Cursor) -> tuple[Sent, RankFiles]:
+        """Write the rank files of the step at a cursor; return the step."""
+        sent, owners = self._caller.call(PLANNER, "step", cursor)
+        planned = received_step(sent)
+        with self._lock:
+            self._blocks.owners = owners
+            files = self._constructor.build_step(planned.after.step, planned.table, planned.plan)
+            self._built += 1
+            if self._built == 2:  # no rank opens a file of who was here before any more
+                for other in self._files.iterdir():
+                    if other != self._folder:
+                        shutil.rmtree(other, ignore_errors=True)
+        return sent, files
+
+    def build_sets(self) -> tuple[SentSets, dict[str, RankFiles]]:
+        """Write the rank files of the validation sets; return the sets."""
+        sent, owners = self._caller.call(PLANNER, "validation")
+        with self._lock:
+            self._blocks.owners = owners
+            built = {
+                name: self._constructor.build(f"validation-{number}", planned.table, planned.plan)
+                for number, (name, planned) in enumerate(received_sets(sent).items())
+            }
+        return sent, built
+
+    def state(self) -> dict[str, Any]:
+        """Return what is worth seeing: tokens that were read for its ranks, calls asked again, late answers refused."""
+        return {"read": self._blocks.tokens, "again": self._caller.asked_again, "refused": self._caller.refused}
+
+    def close(self) -> None:
+        self._local.close()

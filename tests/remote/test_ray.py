@@ -1,0 +1,160 @@
+"""The data plane on Ray gives the ranks of two hosts what the local runtime gives them, whatever dies meanwhile.
+
+All tests share a Ray of two hosts, a supervisor, and the planning processes of both hosts. Nothing here imports ray.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.control.processes import is_stopped
+from engine.data.steps import Cursor
+from engine.job import Job
+from engine.remote.view import View
+from engine.run.folder import RunFolder
+from tests.remote import cluster
+from tests.remote.trio import DEADLINE_S, Reference, Supervised, Trio, make_config, prepare, runtimes, state, supervisor
+
+pytestmark = [pytest.mark.world, pytest.mark.long]
+
+ROLES = ["planner", "host-0", "host-1"]
+
+
+@dataclass
+class Rig:
+    """A run, and how far it is."""
+
+    folder: RunFolder
+    supervisor: Supervised
+    trio: Trio
+    reference: Reference
+    cursor: Cursor = field(default_factory=Cursor)
+
+    def take(self, count: int, requested: bool = False) -> int:
+        """Take steps, of which the first may be requested; return how many arrays differ from the reference."""
+        bad = 0
+        for number in range(count):
+            if number or not requested:
+                self.trio.request(self.cursor)
+            found = self.trio.take()
+            table, plan, after = self.reference.next(self.cursor)
+            bad += sum(planned.after != after for planned in found)
+            bad += self.reference.differing(self.trio, found, table, plan)
+            self.cursor = after
+        return bad
+
+    def events(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.folder.plane_events.read_text().splitlines()]
+
+    def state(self, role: str) -> dict[str, int]:
+        found: dict[str, int] = self.trio.ask(state, role)
+        return found
+
+    def until(self, holds: Callable[[], bool]) -> int:
+        """Take steps until something holds; return how many arrays differ."""
+        bad, last = 0, time.monotonic() + 60
+        while not holds():
+            assert time.monotonic() < last
+            bad += self.take(1)
+        return bad
+
+    def warm(self) -> None:
+        """Wait until each host has a standby that has answered."""
+        self.until(lambda: len(self.trio.actors()) == len(ROLES) + 2)
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    folder = tmp_path_factory.mktemp("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "reference"))
+        config = make_config(folder, patch)
+        job, run = Job(config), prepare(folder / "run", config)
+        with cluster.running(folder), supervisor(run, job) as supervised, runtimes(run, job) as trio:
+            yield Rig(run, supervised, trio, Reference(config))
+
+
+def test_validation_sets_are_those_of_the_local_runtime(rig: Rig) -> None:
+    expected = rig.reference.steps.validation()
+    found = rig.trio.validation()
+    assert found[0].keys() == expected.keys() == {"texts", "rows"}
+    for name, table in expected.items():
+        sets = [of_rank[name] for of_rank in found]
+        assert len({one.plan.digest for one in sets}) == 1
+        assert rig.reference.differing(rig.trio, sets, table, sets[0].plan) == 0
+
+
+def test_fifty_steps_are_those_of_the_local_runtime(rig: Rig) -> None:
+    """With rings of 1, 2, 4 and 8 ranks. No token passes the planner, and each rank's are read once."""
+    before, used = sum(rig.state(role)["read"] for role in ROLES[1:]), rig.reference.tokens
+    rig.reference.rings.clear()
+    assert rig.take(50) == 0
+    assert rig.reference.rings >= {1, 2, 4, 8}
+    read = sum(rig.state(role)["read"] for role in ROLES[1:]) - before
+    assert 1 <= read / (rig.reference.tokens - used) <= 1.01
+    assert rig.state("planner")["tokens"] == 0
+
+
+def test_each_block_is_packed_on_one_host(rig: Rig) -> None:
+    """Each host has a cache of its own; documents tokenized / documents is 1."""
+    parts = [{part.name for part in Path(rig.folder.root.parent / f"host-{host}").rglob("*.idx")} for host in (0, 1)]
+    assert parts[0] and parts[1] and not parts[0] & parts[1]
+    reference = {part.name for part in (rig.folder.root.parent / "reference").rglob("*.idx")}
+    assert parts[0] | parts[1] >= reference
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("role", ["loader", *ROLES[:2], "supervisor"])
+def test_a_death_changes_nothing(rig: Rig, role: str, how: signal.Signals) -> None:
+    harm(rig, role, how, moments=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("role", ["loader", *ROLES, "supervisor"])
+def test_twenty_deaths_change_nothing(rig: Rig, role: str, how: signal.Signals) -> None:
+    harm(rig, role, how, moments=20)
+
+
+def replaced(rig: Rig, role: str, before: View) -> bool:
+    """Whether the role has another epoch than in the view before; after a supervisor all have."""
+    roles = {"loader": [], "supervisor": ROLES}.get(role, [role])
+    view = rig.trio.view()
+    return all(view.members[name].epoch > before.members[name].epoch for name in roles)
+
+
+def harm(rig: Rig, role: str, how: signal.Signals, moments: int) -> None:
+    """Harm whoever has the role at random moments while steps are taken."""
+    drawn = random.Random(f"{role} {how}")
+    for _ in range(moments):
+        rig.warm()
+        before, events = rig.trio.view(), len(rig.events())
+        victim = rig.supervisor.pid if role == "supervisor" else rig.trio.pid(role)
+        process = psutil.Process(victim)
+        rig.trio.request(rig.cursor)
+        time.sleep(drawn.uniform(0, 0.1))
+        at = time.time()
+        os.kill(victim, how)
+        if role == "supervisor":
+            rig.supervisor.again()
+        assert rig.take(3, requested=True) == 0
+        assert rig.until(partial(replaced, rig, role, before)) == 0
+        _, alive = psutil.wait_procs([process], timeout=10)
+        assert not alive, "not even stopped"
+        if role in ROLES:
+            (lost,) = (one for one in rig.events()[events:] if one["what"] == "lost")
+            assert lost["role"] == role and lost["epoch"] == before.members[role].epoch
+            seen = float(str(lost["time"])) - at
+            assert seen < (0.5 if how == signal.SIGKILL else DEADLINE_S + 0.5) + 1, "and a second for a busy machine"
+    assert not [pid for pid in rig.trio.actors().values() if is_stopped(pid)]
