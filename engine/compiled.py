@@ -28,7 +28,8 @@ from engine.errors import StorageError
 from engine.files import is_own
 
 _PACKAGES = ("cost", "planner")  # packages of the engine that define compiled functions
-_MODULES = ("units.py", "compiled.py")  # of which constants and options are frozen into compiled code
+# Modules that define some, too, or whose constants and options are frozen into compiled code.
+_MODULES = ("units.py", "compiled.py", "data/draws.py")
 _ENGINE = Path(__file__).parent
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from engine.data.blocks.blocks import BlockId, Blocks, Lengths, Range, Slice, changed, is_of
+from engine.data.blocks.blocks import BlockId, Blocks, Lengths, Range, Slice, changed
 from engine.data.blocks.packed import Packed
 from engine.data.blocks.texts import Texts
 from engine.data.sources.source import Block
@@ -224,15 +225,20 @@ def _absolute(block: Block) -> list[str]:
     return [path if path.startswith("/") or is_url(path) else str(Path(path).absolute()) for path in block.files]
 
 
-def chosen_lengths(corpus: Corpus, block: int, document: int, content: int) -> Lengths:
-    """Return the lengths of the block of a document whose hash was `content` when it was chosen for a step.
+def chosen_lengths(corpus: Corpus, block: int, documents: Ints, contents: NDArray[np.uint64]) -> Lengths:
+    """Return the lengths of the block of documents [n] whose hashes were `contents` [n] when they were chosen.
 
-    Raises DataError if the document of this number is another one now, as `Blocks.slices` does.
+    Raises DataError if the document of one of these numbers is another one now, as `Blocks.slices` does.
     """
-    if block < corpus.blocks and is_of(lengths := corpus.lengths(block), document, content):
-        return lengths
+    is_same = np.zeros(len(documents), dtype=np.bool_)
+    if block < corpus.blocks:
+        lengths = corpus.lengths(block)
+        there = documents < len(lengths)
+        is_same[there] = lengths.hash()[documents[there]] == contents[there]
+        if is_same.all():
+            return lengths
     files = corpus.files(block) if block < corpus.blocks else [corpus.place]
-    raise changed(BlockId(corpus.name, block), document, files)
+    raise changed(BlockId(corpus.name, block), int(documents[is_same.argmin()]), files)
 
 
 class Reader:

@@ -106,7 +106,8 @@ def first_tokens(corpora: Sequence[Corpus], config: Config, table: SequenceTable
         if place.problem is not None:
             found.append(Shown(document, place, start, length, None, loss_tokens, [], [], []))
             continue
-        lengths = chosen_lengths(corpus, document.block, document.document, document.hash)
+        one = np.array([document.document]), np.array([document.hash], dtype=np.uint64)
+        lengths = chosen_lengths(corpus, document.block, *one)
         stop = start + min(tokens, length + 1)  # the last token is only a label
         named = document.source, document.block, document.document
         ((ids, mask),) = corpus.slices([Range(*named, start, stop, document.hash)])

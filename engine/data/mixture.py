@@ -9,7 +9,7 @@ the sum of all debts is 0. For weights 3/4 and 1/4:
     debt of b   0    +2      -1      +1      -2      -1
 
 Note: [how far sources are from their shares]. Let M be the longest document so far, of any source. A source is due
-when its debt would reach M, if only others were served. `Mixer.choose` serves, of the sources that are not ahead
+when its debt would reach M, if only others were served. `Draws` serves, of the sources that are not ahead
 (debt >= 0), the one that is due first. The length of its next document need not be known. With constant weights:
 
 - ahead: debt >= -(the source's own longest document), because a source is served only at a debt >= 0;
@@ -29,6 +29,12 @@ before the document, and by the same three cases the left side is at most that.
 After a change of weights the bound on ahead still holds. The one on behind can be exceeded, which only knowledge of
 the future weights and lengths could prevent; `docs/decisions.md` has figures. The method is EEVDF (Stoica and
 Abdel-Wahab, 1995) with a common bound in place of the length of each next document.
+
+Note: [64 bits suffice]. Whatever the weights, and whichever sources are dropped, the debts of N sources are between
+-N * M and N * M tokens. A source falls behind 0 only by a document of its own, which it gets at a debt >= 0, and a
+dropped source passes on what is left of that. So the sum of the debts below 0 is at least -N * M, and that of the
+others is as much above 0. Documents have at most 2^41 / N tokens (`longest_document`), for which no debt exceeds 2^61;
+`Draws` adds less than 2^62 to it.
 """
 
 from __future__ import annotations
@@ -38,8 +44,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
+import numpy as np
+
 from engine.config import schema
 from engine.config.sources import source_configs
+from engine.units import Ints
 
 SCALE = 1 << 20  # the sum of all weights
 _BITS = 64  # of a share of a cosine schedule
@@ -98,6 +107,11 @@ def split(amount: int, weights: Mapping[str, int | Fraction]) -> dict[str, int]:
     return shares
 
 
+def longest_document(sources: int) -> int:
+    """Return how many tokens a document may have at most, see the note on 64 bits: 2^31 with 1,024 sources."""
+    return (1 << 41) // sources
+
+
 def segment_at(segments: Sequence[Segment], step: int, tokens: int) -> int:
     """Return the index of the segment of a step, before which the run had `tokens` tokens."""
     at = step if segments[0].unit == "step" else tokens
@@ -139,31 +153,35 @@ def half_cosine(part: Fraction) -> Fraction:
 
 
 class Mixer:
-    """Chooses the source of each document. `state` is plain data, and does not contain weights.
+    """Keeps the debts of sources, by which `Draws` chooses them. `state` is plain data, and does not contain weights.
 
     Set `weights` before each step. A run may continue with other weights, and with sources that it did not have: they
     begin with a debt of 0.
     """
 
+    names: list[str]  # of all sources, [N], sorted
+    taken: Ints  # [N] tokens so far
+    debts: Ints  # [N] in 1/SCALE of a token
+    shares: Ints  # [N] weights in use; -1 for a source that cannot be chosen
+
     def __init__(self, names: Iterable[str], state: Mapping[str, Any] | None = None) -> None:
         """Begin with debts of 0, or continue from a state. Raises ValueError if `names` lacks one of its sources."""
         state = state or {"sources": {}, "dropped": [], "longest": 0}
-        names = sorted(names)
-        unknown = sorted({*state["sources"]} - {*names})
+        self.names = sorted(names)
+        unknown = sorted({*state["sources"]} - {*self.names})
         if unknown:
             raise ValueError(f"the state has sources that are not in the mixture: {', '.join(unknown)}")
-        saved = {name: state["sources"].get(name, (0, 0)) for name in names}
-        self.taken = {name: int(taken) for name, (taken, _) in saved.items()}  # tokens so far
-        self.debts = {name: int(debt) for name, (_, debt) in saved.items()}  # in 1/SCALE of a token
+        saved = np.array([state["sources"].get(name, (0, 0)) for name in self.names], dtype=np.int64).reshape(-1, 2)
+        self.taken, self.debts = saved.T.copy()
         self.longest = int(state["longest"])  # tokens of the longest document so far
         self.dropped = set(state["dropped"])
-        self._given: Mapping[str, int] = dict.fromkeys(names, 0)  # weights with those of dropped sources
-        self._weights: dict[str, int] = {}
+        self.weights = dict.fromkeys(self.names, 0)
 
     @property
     def state(self) -> dict[str, Any]:
         """All that `Mixer(names, state)` needs to continue, for JSON: about 40 bytes a source and its name."""
-        sources = {name: [self.taken[name], self.debts[name]] for name in self.taken}
+        saved = np.stack([self.taken, self.debts], axis=1).tolist()
+        sources = dict(zip(self.names, saved, strict=True))
         return {"sources": sources, "dropped": sorted(self.dropped), "longest": self.longest}
 
     @property
@@ -175,47 +193,28 @@ class Mixer:
     def weights(self, weights: Mapping[str, int]) -> None:
         """Set the weights of all sources, as `weights_at` returns them; those of dropped sources go to the others."""
         self._given = weights
-        left = {name: weights[name] for name in self.debts if name not in self.dropped}
+        left = {name: weights[name] for name in self.names if name not in self.dropped}
         self._weights = scaled(left) if any(left.values()) else {}
-
-    def choose(self) -> str | None:
-        """Return the source of the next document; None if no source that is left has a weight.
-
-        Ties: the larger weight, then the first name. A source whose weight is 0 is due as if it had the smallest
-        weight, so its debt is paid when the others are ahead, and debts do not add up over segments.
-        """
-        limit, best, best_key = self.longest * SCALE, None, (0, 0)
-        for name, weight in self._weights.items():  # in order of names
-            debt = self.debts[name]
-            if debt < 0:
-                continue
-            # Tokens until the debt is `limit`. Rounding down is exact, because documents end at whole tokens.
-            key = ((limit - debt) // (weight or 1), -weight)
-            if best is None or key < best_key:
-                best, best_key = name, key
-        return best
-
-    def took(self, name: str, tokens: int) -> None:
-        """Count a document of `tokens` tokens of a source."""
-        for other, weight in self._weights.items():
-            self.debts[other] += weight * tokens
-        self.debts[name] -= SCALE * tokens
-        self.taken[name] += tokens
-        self.longest = max(self.longest, tokens)
+        self.shares = np.array([self._weights.get(name, -1) for name in self.names], dtype=np.int64)
 
     def forget(self, name: str) -> None:
         """Remove a source that the config no longer has, as `drop`. If it comes back, it begins with a debt of 0."""
         self.drop(name)
         self.dropped.remove(name)
-        del self.taken[name], self.debts[name]
+        number = self.names.index(name)
+        self.names.remove(name)
+        self.taken, self.debts, self.shares = (
+            np.delete(column, number) for column in (self.taken, self.debts, self.shares)
+        )
 
     def drop(self, name: str) -> None:
         """Remove a source for the rest of the run. Its debt goes to the others in proportion to their weights."""
         self.dropped.add(name)
         self.weights = self._given
-        debt, self.debts[name] = self.debts[name], 0
-        left = {other: self._given[other] for other in self.debts if other not in self.dropped}
+        number = self.names.index(name)
+        debt, self.debts[number] = int(self.debts[number]), 0
+        left = {other: self._given[other] for other in self.names if other not in self.dropped}
         if not any(left.values()):  # of a segment in which the others have no weight
             left = dict.fromkeys(left, 1)
-        for other, part in (split(debt, left) if left else {}).items():
-            self.debts[other] += part
+        parts = split(debt, left) if left else {}
+        self.debts += np.array([parts.get(other, 0) for other in self.names], dtype=np.int64)

@@ -14,6 +14,7 @@ Letters: N documents of a window.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,9 +38,14 @@ class Documents(NamedTuple):
     inputs: Ints  # [N]
     hash: NDArray[np.uint64]  # [N] of the content
 
-    def chosen(self, documents: Ints) -> Documents:
+    def chosen(self, documents: Ints | slice) -> Documents:
         """Return some of the documents, in this order."""
         return Documents(self.block[documents], self.document[documents], self.inputs[documents], self.hash[documents])
+
+    @classmethod
+    def joined(cls, several: Sequence[Documents]) -> Documents:
+        """Return all documents of several, of at least one, one after the other."""
+        return cls(*map(np.concatenate, zip(*several, strict=True)))
 
 
 class Window(NamedTuple):

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from itertools import chain
-from typing import Any, NamedTuple
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +26,16 @@ from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.data.blocks.blocks import BlockId, masked_within
 from engine.data.corpus import Corpus, TextCorpus, chosen_lengths
-from engine.data.mixture import SCALE, Mixer, segment_at, segments_of, weights_at
+from engine.data.mixture import SCALE, Mixer, longest_document, segment_at, segments_of, weights_at
 from engine.data.order import Documents, Window, window, window_blocks
 from engine.data.permute import Permutation
 from engine.data.quarantine import Unusable
 from engine.data.sources.notes import nothing_to_train
 from engine.errors import DataError
 from engine.units import Ints
+
+if TYPE_CHECKING:
+    from engine.data.draws import Draws
 
 _POOL = 4  # validation documents are chosen from this many times the inputs of the validation set
 TOKEN_BYTES = 4  # of text, about
@@ -58,17 +61,6 @@ class SequenceTable:
     def chosen(self, sequences: Ints | slice) -> SequenceTable:
         """Return the table of some sequences."""
         return SequenceTable(*(getattr(self, column.name)[sequences] for column in fields(self)))
-
-
-class Part(NamedTuple):
-    """Inputs start .. start + length - 1 of a document, which belong to one step."""
-
-    source: int
-    block: int
-    document: int
-    start: int
-    length: int
-    hash: int  # of the whole document
 
 
 class Place(NamedTuple):
@@ -143,21 +135,17 @@ class Steps:
         `context` inputs are distributed over steps. Returns None if the run ends there, see `ended`. Raises DataError
         if a source has no document to train on.
         """
-        batch, parts, tokens = self._config.batch_tokens, list[Part](), 0
-        places, mixer = dict(cursor.places), self._mixer(cursor)
-        # Drawing takes nothing: places and mixer change only for a document that fits, so the next step draws the same
-        # one again.
-        while (drawn := self._draw(mixer, places)) is not None:
-            name, part, after = drawn
-            if parts and tokens + part.length > batch:
-                break
-            parts.append(part)
-            tokens += part.length
-            places[name] = after
-            mixer.took(name, part.length)
-        if not parts:
+        drawn = self._draw(cursor)
+        parts, mixer = drawn.draws.parts, drawn.draws.mixer
+        if not len(parts.length):
             return None
-        return self._cut(parts), Cursor(cursor.step + 1, cursor.tokens + tokens, places, mixer.state)
+        given = [drawn.given.get(name, []) for name in mixer.names]
+        sizes = np.array([sum(len(some.inputs) for some in of_source) for of_source in given])
+        first = np.cumsum(sizes) - sizes  # document of each source among all that were given
+        documents = Documents.joined([*chain(*given)]).chosen(first[parts.source] + parts.document)
+        numbers = np.array([self._number[name] for name in mixer.names])
+        table = self._cut(numbers[parts.source], documents, parts.start, parts.length)
+        return table, Cursor(cursor.step + 1, cursor.tokens + drawn.draws.tokens, drawn.places, mixer.state)
 
     def ended(self, cursor: Cursor) -> str | None:
         """Return why there is no step at a cursor and how to continue; None if there is one.
@@ -167,10 +155,10 @@ class Steps:
         """
         if all(policy == "repeat" for policy in self._exhausted.values()):
             return None
-        mixer = self._mixer(cursor)
-        if self._draw(mixer, cursor.places) is not None:
+        drawn = self._draw(cursor, most=1)
+        if drawn.draws.count:
             return None
-        stops = mixer.choose()
+        stops, dropped = drawn.stops, drawn.draws.mixer.dropped
         weights = weights_at(self._segments, cursor.step, cursor.tokens)
         used = [name for name, weight in weights.items() if weight] if stops is None else [stops]
         what = (
@@ -179,7 +167,7 @@ class Steps:
         again = " ".join(f"{key}=repeat" for key in dict.fromkeys(map(self._policy_key, used)))
         present = segment_at(self._segments, cursor.step, cursor.tokens)
         later = [*chain(*(segment.weights.items() for segment in self._segments[present + 1 :]))]
-        others = [name for name, weight in later if weight and name not in mixer.dropped]
+        others = [name for name, weight in later if weight and name not in dropped]
         if stops is not None or not others:
             return f"{what}; set {again} to use them again"
         start = f"{self._segments[present].unit.removesuffix('s')} {self._segments[present].start}"
@@ -249,17 +237,17 @@ class Steps:
 
     def _pieces(self, corpus: Corpus, tokens: int) -> SequenceTable:
         """Return a validation set of about `tokens` inputs."""
-        key, place, parts, found = f"validation, {corpus.name}", 0, list[Part](), 0
+        key, place, documents, found = f"validation, {corpus.name}", 0, list[Documents](), 0
         for _ in range(_SEARCHED):
-            documents = window(corpus, key, place)
-            self._note(documents)
-            for block, document, inputs, content in zip(*map(np.ndarray.tolist, documents.validated), strict=True):
-                parts.append(Part(self._number[corpus.name], block, document, 0, inputs, content))
-                found += inputs
-            place += documents.blocks
+            here = window(corpus, key, place)
+            self._note(here)
+            documents.append(here.validated)
+            place, found = place + here.blocks, found + int(here.validated.inputs.sum())
             if found >= _POOL * tokens or place == corpus.blocks:
                 break
-        table = self._cut(parts)
+        pool = Documents.joined(documents)
+        start = np.zeros_like(pool.inputs)
+        table = self._cut(start + self._number[corpus.name], pool, start, pool.inputs)
         order = Permutation(len(table), key)(np.arange(len(table)))
         return table.chosen(order[: fitting(table.length[order], tokens) if len(order) else 0])
 
@@ -268,18 +256,42 @@ class Steps:
         source = self._config.data.sources.get(name)
         return f"data.sources.{name}.exhausted" if source and source.exhausted else "data.exhausted"
 
-    def _draw(self, mixer: Mixer, places: Mapping[str, Place]) -> tuple[str, Part, Place] | None:
-        """Return the source of the next document, what it gives, and its next place; None if the run ends here.
+    def _draw(self, cursor: Cursor, most: int | None = None) -> _Drawn:
+        """Draw the documents of the step at a cursor, at most `most` parts.
 
         Sources that have been used up are dropped from the mixer if `data.exhausted` is `drop`.
         """
-        while (name := mixer.choose()) is not None:
-            if (found := self._at(name, places.get(name, Place()))) is not None:
-                return name, *found
-            if self._exhausted[name] == "stop":
-                return None
-            mixer.drop(name)
-        return None
+        from engine.data.draws import QUEUED, Draws  # loads numba, which few processes need
+
+        config, places = self._config, dict(cursor.places)
+        piece = config.context if config.data.long == "split" else None
+        draws = Draws(self._mixer(cursor), config.batch_tokens, piece, most)
+        given, begins, stops = dict[str, list[Documents]](), dict[str, Place](), None
+
+        def settle(name: str) -> None:
+            """Move the place of a source behind what has been taken."""
+            used, start = draws.used(name)
+            if (used, start) != (0, begins[name].start):
+                places[name] = begins[name]._replace(document=begins[name].document + used, start=start)
+
+        while (name := draws.run()) is not None:
+            if name in begins:
+                settle(name)
+            if (found := self._at(name, places.get(name, Place()), QUEUED)) is not None:
+                documents, begins[name] = found
+                if piece is None:
+                    check_longest(self.corpora[self._number[name]], documents, len(draws.mixer.names))
+                given.setdefault(name, []).append(documents)
+                draws.give(name, documents.inputs, begins[name].start)
+            elif self._exhausted[name] == "stop":
+                stops = name
+                break
+            else:
+                draws.mixer.drop(name)
+        # What was given and not taken stays for the next step.
+        for name in begins:
+            settle(name)
+        return _Drawn(draws, given, places, stops)
 
     def _mixer(self, cursor: Cursor) -> Mixer:
         """Return what chooses the sources of the step at a cursor. Only sources of the present config remain."""
@@ -308,21 +320,17 @@ class Steps:
         self._noted |= {BlockId(one.source, one.block) for one in new}
         self.unusable += new
 
-    def _at(self, name: str, place: Place) -> tuple[Part, Place] | None:
-        """Return what a source gives at a place, and its next place; None if it has been used up."""
+    def _at(self, name: str, place: Place, most: int) -> tuple[Documents, Place] | None:
+        """Return the next documents of a source, from a place on, and the place of the first of them.
+
+        They are of one window, at least one and at most `most`. Returns None if the source has been used up.
+        """
         corpus, begin = self.corpora[self._number[name]], place
         # Skips windows without documents to train on. A whole epoch of them is an error.
         while place.epoch == 0 or self._exhausted[name] == "repeat":
             documents, blocks = self._window(name, place.epoch, place.window)
             if place.document < len(documents.inputs):
-                block, document, inputs, content = (column.item(place.document) for column in documents)
-                length = inputs - place.start
-                if length > self._config.batch_tokens and self._config.data.long == "split":
-                    length = min(length, self._config.context)
-                part = Part(self._number[name], block, document, place.start, length, content)
-                if place.start + length < inputs:
-                    return part, place._replace(start=place.start + length)
-                return part, place._replace(document=place.document + 1, start=0)
+                return documents.chosen(slice(place.document, place.document + most)), place
             place = Place(place.epoch, place.window + blocks)
             if place.window == corpus.blocks:
                 if place.epoch > begin.epoch or begin == Place():  # a whole epoch has gone by
@@ -330,33 +338,49 @@ class Steps:
                 place = Place(place.epoch + 1)
         return None
 
-    def _cut(self, parts: Sequence[Part]) -> SequenceTable:
-        """Split parts of documents into sequences of at most `context` inputs.
+    def _cut(self, source: Ints, documents: Documents, begin: Ints, inputs: Ints) -> SequenceTable:
+        """Split parts of N documents of the corpora `source` [N] into sequences of at most `context` inputs.
 
-        Every input is in exactly one sequence, and its label is the next token of the document. Positions start at 0 in
-        each sequence.
+        A part has `inputs` [N] inputs from `begin` [N] on. Every input is in exactly one sequence, and its label is the
+        next token of the document. Positions start at 0 in each sequence.
         """
-        columns = np.array([part[:-1] for part in parts], dtype=np.int64).reshape(-1, len(Part._fields) - 1).T
-        source, block, document, begin, inputs = columns
-        contents = np.array([part.hash for part in parts], dtype=np.uint64)  # not below 2^63, as int64 are
         owner, start, length = piece_bounds(inputs, self._config.context)
         start += begin[owner]
-        table = SequenceTable(source[owner], block[owner], document[owner], start, length, length, contents[owner])
+        of = documents.chosen(owner)
+        table = SequenceTable(source[owner], of.block, of.document, start, length, length, of.hash)
         return replace(table, loss_tokens=self._loss_tokens(table))
 
     def _loss_tokens(self, table: SequenceTable) -> Ints:
         """Return how many labels of each sequence count in the loss, int64 [S]."""
         counted: Ints = table.length.copy()
-        columns = (table.source, table.block, table.document, table.hash)
-        known, runs = tuple[int, ...](), counted
-        for sequence, place in enumerate(zip(*map(np.ndarray.tolist, columns), strict=True)):
-            if place != known:  # the pieces of a document follow each other
-                source, block, document, content = known = place
-                runs = chosen_lengths(self.corpora[source], block, document, content).masked(document)
-            if len(runs):
-                start = int(table.start[sequence]) + 1  # the label of an input is the next token
-                counted[sequence] -= masked_within(runs, start, start + int(table.length[sequence]))
+        # The sequences of each block, which is opened once.
+        order = np.lexsort((table.block, table.source))
+        of_block = table.chosen(order)
+        begins = np.flatnonzero(np.diff(of_block.source, prepend=-1) | np.diff(of_block.block, prepend=-1))
+        for first, last in pairwise([*begins.tolist(), len(order)]):
+            some = of_block.chosen(slice(first, last))
+            corpus, block = self.corpora[int(some.source[0])], int(some.block[0])
+            lengths = chosen_lengths(corpus, block, some.document, some.hash)
+            start = some.start + 1  # the label of an input is the next token
+            counted[order[first:last]] -= masked_within(lengths, some.document, start, start + some.length)
         return counted
+
+
+class _Drawn(NamedTuple):
+    """The documents of a step."""
+
+    draws: Draws
+    given: Mapping[str, Sequence[Documents]]  # by source, those that were drawn and more
+    places: Mapping[str, Place]  # behind those that were drawn
+    stops: str | None  # the source that has been used up and ends the run
+
+
+def check_longest(corpus: Corpus, documents: Documents, sources: int) -> None:
+    """Raise DataError if a document is too long for the integers of the mixture of `sources` sources."""
+    longest, most = int(documents.inputs.max()), longest_document(sources)
+    if longest > most:
+        message = f"has a document of {longest:,} tokens; with {sources} sources it may have at most {most:,}"
+        raise DataError(message, key=corpus.place, hint="set data.long=split, or use fewer sources")
 
 
 def no_documents(corpus: Corpus) -> DataError:

@@ -176,12 +176,12 @@ class TokenFile:
         found: Ints = self.index.read("<i8", last - first + 1, _HEADER.size + 12 * self.sequences + 8 * first)
         return found
 
-    def _pieces(self, document: int, start: int, stop: int) -> list[tuple[int, int]]:
-        """Return where tokens start .. stop - 1 of a document are in PREFIX.bin: ranges of tokens, not empty.
+    def _pieces(self, first: int, last: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return where tokens start .. stop - 1 of documents first .. last - 1 are in PREFIX.bin: ranges, not empty.
 
         There is a range for each group of consecutive sequences.
         """
-        low, high = self._boundaries(document, document + 1).tolist()
+        low, high = self._boundaries(first, last)[[0, -1]].tolist()
         lengths, offsets = self._sequences(low, high)
         ends = np.cumsum(lengths)
         shifts = offsets // self.dtype.itemsize - (ends - lengths)  # from the place in the document to that in the file
@@ -198,7 +198,7 @@ class TokenFile:
     def read(self, document: int, start: int, stop: int) -> Ints:
         """Return tokens start .. stop - 1 of a document: int64, fewer if the document is shorter."""
         size = self.dtype.itemsize
-        pieces = self._pieces(document, start, stop)
+        pieces = self._pieces(document, document + 1, start, stop)
         parts = [self.content.read(self.dtype, last - first, first * size) for first, last in pieces]
         return np.concatenate([np.empty(0, dtype=self.dtype), *parts]).astype(np.int64)
 
@@ -207,9 +207,16 @@ class TokenFile:
 
         None if all tokens of the file count.
         """
+        return self._counted(document, document + 1, start, stop)
+
+    def counted_of(self, first: int, last: int) -> NDArray[np.bool_] | None:
+        """Return which tokens of documents first .. last - 1, one after the other, count as labels; None: all."""
+        return self._counted(first, last, 0, self.tokens)
+
+    def _counted(self, first: int, last: int, start: int, stop: int) -> NDArray[np.bool_] | None:
         if self.mask is None:
             return None
-        parts = [read_bits(self.mask, first, last) for first, last in self._pieces(document, start, stop)]
+        parts = [read_bits(self.mask, *piece) for piece in self._pieces(first, last, start, stop)]
         return np.concatenate([np.empty(0, dtype=np.bool_), *parts])
 
     def extremes(self, most_bytes: int) -> tuple[int, int]:

@@ -39,13 +39,15 @@ class MemoryLengths:
     def hash(self, first: int = 0, last: int | None = None) -> NDArray[np.uint64]:
         return self._hashes[first:last]
 
-    def masked(self, document: int) -> Ints:
-        runs, begin = list[tuple[int, int]](), 0
-        for masked, tokens in groupby(self._masks[document].tolist()):
-            end = begin + len([*tokens])
-            runs += [(begin, end)] if masked else []
-            begin = end
-        return np.array(runs, dtype=np.int64).reshape(-1, 2)
+    def runs(self) -> Ints:
+        runs = list[tuple[int, int, int]]()
+        for document, mask in enumerate(self._masks):
+            begin = 0
+            for masked, tokens in groupby(mask.tolist()):
+                end = begin + len([*tokens])
+                runs += [(document, begin, end)] if masked else []
+                begin = end
+        return np.array(runs, dtype=np.int64).reshape(-1, 3)
 
 
 class Memory:
@@ -125,6 +127,7 @@ def steps_of(
     config: Config,
     mix: Mapping[str, float] | Sequence[Segment] | None = None,
     exhausted: Exhausted | Mapping[str, Exhausted] = "repeat",
+    kind: type[Steps] = Steps,
 ) -> Steps:
     """The steps of some sources. Without a `mix`, all have the same weight. `exhausted` is for all or by name."""
     names = [corpus.name for corpus in corpora]
@@ -133,7 +136,7 @@ def steps_of(
     policies = dict.fromkeys(names, exhausted) if isinstance(exhausted, str) else exhausted
     sources = {name: Source(exhausted=policies[name]) for name in names}
     data = config.data.model_copy(update={"sources": sources, "mix": tuple(mix)})
-    return Steps(corpora, config.model_copy(update={"data": data}))
+    return kind(corpora, config.model_copy(update={"data": data}))
 
 
 Step = tuple[SequenceTable, Cursor]  # and the cursor after it

@@ -218,7 +218,7 @@ def test_a_block_that_is_gone_is_an_error_too(
     for block, document, where in ((1, 36, place), (1, 3, place), (2, 0, data.path)):
         wanted = Range("data", block, document, 0, 1, 7)
         uses: list[Callable[[], object]] = [
-            lambda: chosen_lengths(corpus, block, document, 7),  # noqa: B023
+            lambda: chosen_lengths(corpus, block, np.array([document]), np.array([7], dtype=np.uint64)),  # noqa: B023
             lambda: corpus.slices([wanted]),  # noqa: B023
         ]
         for use in uses:

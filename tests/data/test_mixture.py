@@ -3,18 +3,32 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config.load import load
 from engine.config.schema import Schedule
-from engine.data.mixture import SCALE, Mixer, Segment, half_cosine, scaled, segments_of, split, weights_at
+from engine.data.draws import Draws
+from engine.data.mixture import (
+    SCALE,
+    Mixer,
+    Segment,
+    half_cosine,
+    longest_document,
+    scaled,
+    segments_of,
+    split,
+    weights_at,
+)
+from engine.units import Ints
+from tests.data.one_by_one import SlowMixer
 from tests.data.resuming import resumes_exactly
 
 numbers = st.one_of(st.integers(0, 10), st.floats(0, 1e9), st.floats(0, 1e-12))
@@ -26,16 +40,41 @@ def named(weights: list[float]) -> dict[str, float]:
     return {f"s{number}": weight for number, weight in enumerate(weights)}
 
 
-def mixer(weights: dict[str, float]) -> Mixer:
-    made = Mixer(weights)
-    made.weights = scaled(weights)
+class Mixed:
+    """A mixer, and documents that a test takes one at a time."""
+
+    def __init__(self, names: Iterable[str], state: Any | None = None) -> None:
+        self.mixer = Mixer(names, state)
+        self._draws = Draws(self.mixer, 1 << 62)
+
+    def choose(self) -> str | None:
+        """Return the source of the next document."""
+        return self._draws.run()
+
+    def take(self, tokens: int) -> str:
+        """Take a document of so many tokens; return its source."""
+        name = self.choose()
+        assert name is not None
+        self._draws.give(name, np.array([tokens]))
+        self._draws.run()
+        return name
+
+    def _by_name(self, column: Ints) -> dict[str, int]:
+        return dict(zip(self.mixer.names, column.tolist(), strict=True))
+
+    @property
+    def debts(self) -> dict[str, int]:
+        return self._by_name(self.mixer.debts)
+
+    @property
+    def taken(self) -> dict[str, int]:
+        return self._by_name(self.mixer.taken)
+
+
+def mixed(weights: dict[str, float]) -> Mixed:
+    made = Mixed(weights)
+    made.mixer.weights = scaled(weights)
     return made
-
-
-def chosen(made: Mixer) -> str:
-    name = made.choose()
-    assert name is not None
-    return name
 
 
 class Exact:
@@ -157,38 +196,38 @@ def test_a_segment_after_a_linear_one_starts_from_its_weights() -> None:
 
 
 def test_the_example_of_the_docstring() -> None:
-    made, found = mixer({"a": 3, "b": 1}), []
+    made, found = mixed({"a": 3, "b": 1}), []
     for tokens in (8, 4, 8, 4, 4):
-        name = chosen(made)
-        made.took(name, tokens)
+        name = made.take(tokens)
         found.append((name, made.debts["a"] / SCALE, made.debts["b"] / SCALE))
     assert found == [("a", -2, 2), ("b", 1, -1), ("a", -1, 1), ("b", 2, -2), ("a", 1, -1)]
 
 
 def test_ties_go_to_the_larger_weight_and_then_the_first_name() -> None:
-    assert chosen(mixer({"b": 1, "c": 2, "a": 1})) == "c"
-    assert chosen(mixer({"b": 1, "c": 0, "a": 1})) == "a"
+    assert mixed({"b": 1, "c": 2, "a": 1}).choose() == "c"
+    assert mixed({"b": 1, "c": 0, "a": 1}).choose() == "a"
 
 
 @given(many_weights, lengths_)
 def test_with_constant_weights_both_bounds_hold_for_any_lengths(weights: list[float], lengths: list[int]) -> None:
-    made, own = mixer(named(weights)), dict[str, int]()
+    made, own = mixed(named(weights)), dict[str, int]()
     for tokens in lengths:
-        name = chosen(made)
-        assert made.weights[name] > 0
-        made.took(name, tokens)
+        name = made.take(tokens)
+        assert made.mixer.weights[name] > 0
         own[name] = max(own.get(name, 0), tokens)
         assert sum(made.debts.values()) == 0
-        assert all(-own.get(other, 0) * SCALE <= debt <= made.longest * SCALE for other, debt in made.debts.items())
+        assert all(
+            -own.get(other, 0) * SCALE <= debt <= made.mixer.longest * SCALE for other, debt in made.debts.items()
+        )
 
 
 @given(st.lists(st.integers(1, 100), min_size=2, max_size=12), st.integers(1, 5), st.randoms())
 def test_documents_of_few_lengths_are_the_hard_case(weights: list[int], step: int, random: random.Random) -> None:
     """With equal documents, serving the largest debt first exceeds the bound for half of all weights of 5 sources."""
-    made = mixer(named(list(weights)))
+    made = mixed(named(list(weights)))
     for _ in range(300):
-        made.took(chosen(made), random.choice((1, step, 1000)))
-        assert max(made.debts.values()) <= made.longest * SCALE
+        made.take(random.choice((1, step, 1000)))
+        assert max(made.debts.values()) <= made.mixer.longest * SCALE
 
 
 def document_lengths(count: int, seed: int) -> Callable[[str], int]:
@@ -216,16 +255,17 @@ def three_segments(count: int, seed: int, schedule: Schedule) -> list[Segment]:
 Weights = dict[str, int]
 
 
-def steps_of(made: Mixer, segments: list[Segment], length: Callable[[str], int]) -> Iterator[tuple[Weights, str, int]]:
+def steps_of(made: Mixed, segments: list[Segment], length: Callable[[str], int]) -> Iterator[tuple[Weights, str, int]]:
     """200 steps of about 1M tokens, as (weights, source, tokens) of each document. They are taken one at a time."""
     for step in range(200):
         weights = weights_at(segments, step, sum(made.taken.values()))
-        made.weights = weights
+        made.mixer.weights = weights
         tokens = 0
         while tokens < 1_000_000:
-            name = chosen(made)
+            name = made.choose()
+            assert name is not None
             taken = length(name)
-            made.took(name, taken)
+            made.take(taken)
             tokens += taken
             yield weights, name, taken
 
@@ -234,16 +274,16 @@ def steps_of(made: Mixer, segments: list[Segment], length: Callable[[str], int])
 @pytest.mark.parametrize("count", [5, 64])
 def test_sources_keep_their_shares_over_three_segments(count: int, schedule: Schedule) -> None:
     segments, names = three_segments(count, count, schedule), [f"s{number}" for number in range(count)]
-    made, own = Mixer(names), dict.fromkeys(names, 0)
+    made, own = Mixed(names), dict.fromkeys(names, 0)
     wanted = dict.fromkeys(names, 0)  # in 1/SCALE of a token
     for weights, name, tokens in steps_of(made, segments, document_lengths(count, seed=1)):
         for other, weight in weights.items():
             wanted[other] += weight * tokens
         own[name] = max(own[name], tokens)
-        longest = max(own.values()) * SCALE
+        longest, debts, taken = max(own.values()) * SCALE, made.debts, made.taken
         for other in names:
-            debt = wanted[other] - made.taken[other] * SCALE
-            assert made.debts[other] == debt
+            debt = wanted[other] - taken[other] * SCALE
+            assert debts[other] == debt
             assert -own[other] * SCALE <= debt <= longest
     assert max(own.values()) == 2_000_000
     assert sum(taken > 0 for taken in made.taken.values()) >= count - 1
@@ -253,25 +293,21 @@ def test_sources_keep_their_shares_over_three_segments(count: int, schedule: Sch
 def test_choices_are_those_of_exact_fractions(segments: list[list[float]], lengths: list[int]) -> None:
     count = max(map(len, segments))
     filled = [named(weights + [0.0] * (count - len(weights))) for weights in segments]
-    made, reference = Mixer(filled[0]), Exact(list(filled[0]))
+    made, reference = Mixed(filled[0]), Exact(list(filled[0]))
     for number, tokens in enumerate(lengths):
         weights = scaled(filled[number * len(filled) // len(lengths)])
-        made.weights = weights
-        name = chosen(made)
+        made.mixer.weights = weights
+        name = made.take(tokens)
         assert name == reference.choose(weights)
-        made.took(name, tokens)
         reference.took(name, tokens, weights)
         assert made.debts == {other: debt * SCALE for other, debt in reference.debts.items()}
 
 
 def test_a_source_that_lost_its_weight_is_paid_what_it_is_owed() -> None:
-    made = mixer({"a": 1, "b": 1, "c": 1})
-    made.took(chosen(made), 9)  # a; b and c are owed 3 each
-    made.weights = scaled({"a": 1, "b": 1, "c": 0})
-    served = []
-    for _ in range(40):
-        served.append(chosen(made))
-        made.took(served[-1], 2)
+    made = mixed({"a": 1, "b": 1, "c": 1})
+    made.take(9)  # a; b and c are owed 3 each
+    made.mixer.weights = scaled({"a": 1, "b": 1, "c": 0})
+    served = [made.take(2) for _ in range(40)]
     assert served.count("c") == 2 and made.debts["c"] < 0
 
 
@@ -288,22 +324,20 @@ def test_a_run_continues_identically_from_any_document(
 
         def __init__(self, state: Any | None) -> None:
             self._number, mixer = state or (0, None)
-            self._mixer = Mixer(filled[0], mixer)
+            self._mixed = Mixed(filled[0], mixer)
 
         def state(self) -> Any:
-            return self._number, self._mixer.state
+            return self._number, self._mixed.mixer.state
 
         def take(self) -> tuple[str | None] | None:
             number, self._number = self._number, self._number + 1
             if number >= len(lengths):
                 return None
-            self._mixer.weights = filled[number * len(filled) // len(lengths)]
+            self._mixed.mixer.weights = filled[number * len(filled) // len(lengths)]
             if number == dropped_at:
-                self._mixer.drop(dropped)
-            name = self._mixer.choose()
-            if name is not None:
-                self._mixer.took(name, lengths[number])
-            return (name,)
+                self._mixed.mixer.drop(dropped)
+            name = self._mixed.choose()
+            return (name if name is None else self._mixed.take(lengths[number]),)
 
     assert len(resumes_exactly(Choices, len(lengths) + 1, ahead=5)) == len(lengths)
 
@@ -312,43 +346,83 @@ def test_a_run_continues_identically_from_any_document(
 def test_the_others_take_over_what_a_dropped_source_was_owed(
     weights: list[float], lengths: list[int], data: st.DataObject
 ) -> None:
-    made = mixer(named(weights))
+    made = mixed(named(weights))
     for tokens in lengths:
-        made.took(chosen(made), tokens)
-    before, shares, taken = dict(made.debts), dict(made.weights), dict(made.taken)
+        made.take(tokens)
+    before, shares, taken = made.debts, made.mixer.weights, made.taken
     name = data.draw(st.sampled_from(list(before)))
-    made.drop(name)
+    made.mixer.drop(name)
     assert made.debts[name] == 0 and sum(made.debts.values()) == 0 and made.taken == taken
     left = sum(shares.values()) - shares[name]
     if not left:
         assert made.choose() is None
         return
-    assert sum(made.weights.values()) == SCALE and name not in made.weights
-    for other in made.weights:
+    assert sum(made.mixer.weights.values()) == SCALE and name not in made.mixer.weights
+    for other in made.mixer.weights:
         assert abs(made.debts[other] - before[other] - Fraction(before[name] * shares[other], left)) < 1
     for tokens in lengths:
-        served = chosen(made)
-        assert served != name
-        made.took(served, tokens)
-    made.weights = scaled(named(weights))
-    assert name not in made.weights
+        assert made.take(tokens) != name
+    made.mixer.weights = scaled(named(weights))
+    assert name not in made.mixer.weights
 
 
 def test_a_run_may_continue_with_more_sources_but_not_with_fewer() -> None:
-    made = mixer({"a": 1, "b": 1})
-    made.took("a", 10)
-    more = Mixer(["a", "b", "c"], made.state)
-    assert more.debts == {"a": -5 * SCALE, "b": 5 * SCALE, "c": 0} and more.longest == 10
+    made = mixed({"a": 1, "b": 1})
+    assert made.take(10) == "a"
+    more = Mixed(["a", "b", "c"], made.mixer.state)
+    assert more.debts == {"a": -5 * SCALE, "b": 5 * SCALE, "c": 0} and more.mixer.longest == 10
     with pytest.raises(ValueError, match="not in the mixture: b"):
-        Mixer(["a"], made.state)
+        Mixer(["a"], made.mixer.state)
 
 
 def test_the_state_is_small() -> None:
     """A run of 10 trillion tokens with documents of 2M tokens; names of 16 characters."""
-    made = mixer({f"source-{number:09}": 1 for number in range(64)})
+    made = mixed({f"source-{number:09}": 1 for number in range(64)})
     for _ in range(1000):
-        made.took(chosen(made), 2_000_000)
-    made.taken = dict.fromkeys(made.taken, 10**13)
-    for name in list(made.taken)[:8]:
-        made.drop(name)
-    assert len(json.dumps(made.state, separators=(",", ":"))) <= 1024 + 64 * 64
+        made.take(2_000_000)
+    made.mixer.taken[:] = 10**13
+    for name in made.mixer.names[:8]:
+        made.mixer.drop(name)
+    assert len(json.dumps(made.mixer.state, separators=(",", ":"))) <= 1024 + 64 * 64
+
+
+def test_64_bits_suffice_for_the_longest_documents() -> None:
+    """1,024 sources and documents at the bound: also after changes of weights, and with dropped sources."""
+    names, draw = [f"s{number:04}" for number in range(1024)], random.Random(0)
+    longest = longest_document(len(names))
+    assert longest == 1 << 31
+    made, reference = Mixed(names), SlowMixer(names)
+    worst = 0
+    for favourites in (1024, 1, 3, 1000):
+        weights = scaled({name: float(number < favourites) for number, name in enumerate(names)})
+        made.mixer.weights = weights
+        reference.set(weights)
+        for _ in range(100):
+            tokens = longest - draw.choice((0, 0, 1))
+            name = reference.choose()
+            assert name is not None and made.take(tokens) == name
+            reference.took(name, tokens)
+            worst = max(worst, *map(abs, reference.debts.values()))
+        dropped = min(reference.debts, key=reference.debts.__getitem__)
+        made.mixer.drop(dropped)
+        reference.drop(dropped)
+        assert made.mixer.state == reference.state
+        names.reverse()
+    assert worst > 1 << 50
+
+
+def test_64_bits_hold_the_largest_debts() -> None:
+    """All other sources were served, and one is owed everything: what the note says is the most."""
+    names = [f"s{number:04}" for number in range(1024)]
+    longest = longest_document(len(names)) * SCALE
+    sources = {name: [0, -longest] for name in names[:-1]} | {names[-1]: [0, 1023 * longest]}
+    state = {"sources": sources, "dropped": [], "longest": longest // SCALE}
+    weights = scaled({name: float(name == names[-1]) for name in names})
+    made, reference = Mixed(names, state), SlowMixer(names, state)
+    made.mixer.weights = weights
+    reference.set(weights)
+    for _ in range(1100):
+        name = reference.choose()
+        assert name is not None and made.take(longest // SCALE) == name
+        reference.took(name, longest // SCALE)
+    assert made.mixer.state == reference.state

@@ -5,6 +5,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice, pairwise
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config.schema import Schedule, Segment
-from engine.data import order
+from engine.data import draws, order
 from engine.data import steps as module
 from engine.data.mixture import SCALE
 from engine.data.steps import Cursor, Place, SequenceTable, Steps, fitting
 from engine.errors import DataError
-from tests.data.memory import Exhausted, Memory, config_of, epochs, pieces, rows, run, steps_of
+from tests.data.memory import Exhausted, Memory, config_of, epochs, pieces, rows, run, same, steps_of
+from tests.data.one_by_one import OneByOne
 from tests.data.resuming import StepsFrom, resumes_exactly
 from tests.refusals import refused
 
@@ -512,3 +514,75 @@ def test_a_kept_window_has_four_numbers_of_8_bytes_for_each_document() -> None:
     finally:
         tracemalloc.stop()
     assert 4 * 8 * 40_000 <= held < 4 * 8 * 40_000 + 100_000
+
+
+# Documents one by one
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_steps_are_those_of_a_loop_over_documents(data: st.DataObject) -> None:
+    """Tables, cursors and ends, for any lengths, weights, segments and policies, resumed at every step."""
+    names = [f"s{number}" for number in range(data.draw(st.integers(1, 4)))]
+    corpora = [
+        Memory(data.draw(blocks_), name, masked=data.draw(st.sets(st.integers(0, 20))), validation=[3], share=0.0)
+        for name in names
+    ]
+    context = data.draw(sizes)
+    config = config_of(data.draw(sizes), context, data.draw(st.integers(0, 9)), data.draw(longs))
+    policies = {name: data.draw(st.sampled_from(["repeat", "drop", "stop"])) for name in names}
+    weights = st.fixed_dictionaries({name: st.integers(0, 5) for name in names}).filter(lambda one: any(one.values()))
+    starts = sorted(data.draw(st.sets(st.integers(1, 12), max_size=2)))
+    schedules = st.sampled_from(["constant", "linear", "cosine"])
+    mix = [
+        Segment(step=start, weights=data.draw(weights), schedule=data.draw(schedules) if start else "constant")
+        for start in (0, *starts)
+    ]
+    reference, cursor = steps_of(corpora, config, mix, policies, OneByOne), Cursor()
+    assert isinstance(reference, OneByOne)
+    steps = steps_of(corpora, config, mix, policies)
+    for _ in range(15):
+        expected = reference.next(cursor)
+        resumed = steps_of(corpora, config, mix, policies)
+        for one in (steps, resumed):
+            assert (one.ended(cursor) is not None) == (expected is None) == reference.has_ended(cursor)
+            found = one.next(cursor)
+            assert (found is None) == (expected is None)
+            if found and expected:
+                assert same(found[0], expected[0])
+                assert json.dumps(found[1].to_json()) == json.dumps(expected[1].to_json())
+        if expected is None:
+            break
+        cursor = Cursor.of_json(json.loads(json.dumps(expected[1].to_json())))
+
+
+@pytest.mark.parametrize("long", ["step", "split"])
+def test_many_documents_are_drawn_as_in_a_loop(long: Literal["step", "split"], monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a queue and than the memory for parts at first; sources come, go and are used up."""
+    monkeypatch.setattr(draws, "_PARTS", 16)
+    random = np.random.default_rng(0)
+    corpora = [
+        Memory([random.integers(0, 40, 300).tolist() for _ in range(8)], name, share=0.0, masked=range(0, 2400, 70))
+        for name in "abcd"
+    ]
+    mix = [Segment(weights={"a": 5, "b": 3, "c": 1, "d": 0}), Segment(step=2, weights={"a": 1, "b": 1, "c": 1, "d": 4})]
+    policies: dict[str, Exhausted] = {"a": "repeat", "b": "drop", "c": "repeat", "d": "drop"}
+    config, cursor = config_of(35_000, 32, long=long), Cursor()
+    steps, reference = (steps_of(corpora, config, mix, policies, kind) for kind in (Steps, OneByOne))
+    for _ in range(5):
+        found, expected = steps.next(cursor), reference.next(cursor)
+        assert found is not None and expected is not None
+        assert same(found[0], expected[0]) and found[1] == expected[1]
+        cursor = found[1]
+    assert cursor.mixer is not None and cursor.mixer["dropped"]
+
+
+def test_a_document_that_is_too_long_for_the_mixture_is_refused() -> None:
+    corpora = [Memory([[1 << 40]], "a", share=0.0), Memory([[5]], "b", share=0.0)]
+    steps = steps_of(corpora, config_of(20, 1 << 38))
+    assert (step := steps.next(Cursor())) is not None and step[0].length.sum() == 1 << 40
+    corpora = [Memory([[(1 << 40) + 1]], "a", share=0.0), Memory([[5]], "b", share=0.0)]
+    with refused(DataError, "memory a"):
+        steps_of(corpora, config_of(20, 1 << 38)).next(Cursor())
+    config = config_of(20, 10, long="split")
+    assert (step := steps_of(corpora, config).next(Cursor())) is not None and step[0].length.sum() <= 20

@@ -73,10 +73,10 @@ class Lengths(Protocol):
         """
         ...
 
-    def masked(self, document: int) -> Ints:
-        """Return the runs of tokens of a document that do not count as labels, in order: int64 [R, 2], start and stop.
+    def runs(self) -> Ints:
+        """Return the runs of tokens that do not count as labels: document, start and stop; int64 [R, 3].
 
-        Runs do not touch each other.
+        They are in order, and those of a document do not touch each other.
         """
         ...
 
@@ -127,7 +127,21 @@ def changed(block: BlockId, document: int, files: Sequence[str]) -> DataError:
     return DataError(message, key=place, hint="run the same command again; do not change documents during a run")
 
 
-def masked_within(runs: Ints, start: int, stop: int) -> int:
-    """Return how many tokens of start .. stop - 1 are in runs [R, 2]."""
-    bounds = np.clip(runs, start, stop)
-    return int((bounds[:, 1] - bounds[:, 0]).sum())
+def masked_within(lengths: Lengths, documents: Ints, start: Ints, stop: Ints) -> Ints:
+    """Return how many of the tokens start .. stop - 1 [n] of each of some documents [n] of a block are masked."""
+    runs = lengths.runs()
+    if not len(runs):
+        return np.zeros_like(start)
+    tokens = lengths.inputs() + 1
+    begin = np.cumsum(tokens) - tokens  # of each document in the block
+    first, last = begin[runs[:, 0]] + runs[:, 1], begin[runs[:, 0]] + runs[:, 2]
+    before = np.append(0, np.cumsum(last - first))  # masked tokens before each run
+    ends = np.append(0, last)
+
+    def masked_before(token: Ints) -> Ints:
+        """Return how many of the block's tokens before each token are masked."""
+        begun = np.searchsorted(first, token)
+        found: Ints = before[begun] - np.maximum(ends[begun] - token, 0)
+        return found
+
+    return masked_before(begin[documents] + stop) - masked_before(begin[documents] + start)

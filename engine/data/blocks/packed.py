@@ -9,11 +9,9 @@ from numpy.typing import NDArray
 
 from engine.data.blocks.blocks import BlockId, Range, Slice, changed, is_of
 from engine.data.parts import LeftOut
-from engine.data.token_file import Numbers, TokenFile, read_bits
+from engine.data.token_file import Numbers, TokenFile
 from engine.errors import DataError
 from engine.units import Ints
-
-_END = 1 << 62  # more tokens than a document has
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,22 +46,15 @@ class Packed:
         generator = np.random.Philox(key=0).advance(begin // 4)  # draws four numbers at a time
         return generator.random_raw(count + 4)[begin % 4 :][:count]
 
-    def masked(self, document: int) -> Ints:
-        counted = self.tokens.counted(self.first + document, 0, _END)
-        if counted is None:
-            return np.empty((0, 2), dtype=np.int64)
-        found: Ints = np.flatnonzero(np.diff(counted, prepend=True, append=True)).reshape(-1, 2)
-        return found
-
     def runs(self) -> Ints:
-        """Return the masked runs of all documents of a block of texts: document, start and stop, int64 [R, 3]."""
-        if self.tokens.mask is None:
+        counted = self.tokens.counted_of(self.first, self.last)
+        if counted is None:
             return np.empty((0, 3), dtype=np.int64)
-        lengths = self.tokens.lengths(self.first, self.last)  # such a file has the documents in order, and no others
-        masked = np.flatnonzero(~read_bits(self.tokens.mask, 0, int(lengths.sum())))
-        document = np.repeat(np.arange(len(lengths)), lengths)[masked]
-        place = masked - (np.cumsum(lengths) - lengths)[document]
-        apart = np.diff(masked + document) > 1  # runs also end with their document
+        ends = np.cumsum(self.tokens.lengths(self.first, self.last))
+        masked = np.flatnonzero(~counted)
+        document = np.searchsorted(ends, masked, side="right")
+        place = masked - np.append(0, ends)[document]
+        apart = np.diff(masked + document) > 1  # a run also ends with its document
         first, last = np.append(True, apart)[: len(masked)], np.append(apart, True)[: len(masked)]
         return np.stack([document[first], place[first], place[last] + 1], axis=1)
 

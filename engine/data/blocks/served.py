@@ -68,7 +68,7 @@ class SentLengths:
     left_out: LeftOut | None
     counts: NDArray[np.int32]  # [D] inputs of each document
     hashes: NDArray[np.uint64]  # [D]
-    runs: NDArray[np.int32]  # [M, 3] document, start and stop of each masked run, in order
+    masked: NDArray[np.int32]  # [M, 3] the masked runs
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -79,9 +79,8 @@ class SentLengths:
     def hash(self, first: int = 0, last: int | None = None) -> NDArray[np.uint64]:
         return self.hashes[first:last]
 
-    def masked(self, document: int) -> Ints:
-        first, last = np.searchsorted(self.runs[:, 0], (document, document + 1))
-        return self.runs[first:last, 1:].astype(np.int64)
+    def runs(self) -> Ints:
+        return self.masked.astype(np.int64)
 
 
 def lengths_payload(blocks: Mapping[BlockId, Packed]) -> bytes:

@@ -26,6 +26,7 @@ from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError
 from tests.data.blocks.hosts import Several
 from tests.data.blocks.in_memory import Made, MadeBlock, MemoryBlocks
+from tests.data.memory import MemoryLengths
 
 encode = open_tokenizer("bytes").document
 MakeData = Callable[..., schema.Data]
@@ -107,15 +108,21 @@ class TestBlocks:
                 assert (found.inputs().dtype, found.hash().dtype) == (np.int64, np.uint64)
 
     def test_masked_runs_are_the_tokens_that_do_not_count(self, given_blocks: Given) -> None:
-        runs_seen = 0
-        for block, document, made in given_blocks.known:
-            runs, expected = given_blocks.blocks.lengths(block).masked(document), np.ones(len(made.ids), dtype=np.bool_)
-            assert runs.shape[1:] == (2,) and (np.diff(runs.ravel()) > 0).all(), "in order, apart, and none is empty"
-            for start, stop in runs.tolist():
-                expected[start:stop] = False
-            assert expected.tolist() == made.mask
-            runs_seen += len(runs)
-        assert runs_seen > 10
+        seen = 0
+        for block, made in given_blocks.made.items():
+            if made.error is None:
+                runs = given_blocks.blocks.lengths(block).runs()
+                assert runs.dtype == np.int64 and runs.shape[1:] == (3,)
+                expected = [
+                    (document, at)
+                    for document, one in enumerate(made.documents)
+                    for at, counts in enumerate(one.mask)
+                    if not counts
+                ]
+                assert [(document, at) for document, *run in runs.tolist() for at in range(*run)] == expected
+                assert not {(document, stop) for document, _, stop in runs.tolist()} & {*expected}, "they are apart"
+                seen += len(runs)
+        assert seen > 10
 
     def test_slices_are_the_tokens_of_ranges(self, given_blocks: Given) -> None:
         """Of several sources in one call, in any order, also beyond the end of a document and empty ones."""
@@ -181,7 +188,19 @@ def plain(found: Slice) -> tuple[list[int], list[bool]]:
     return found.tokens.tolist(), counted
 
 
-@given(st.lists(st.booleans(), max_size=20), st.integers(0, 20), st.integers(0, 20))
-def test_the_masked_tokens_of_a_range_are_those_of_its_runs(masked: list[bool], start: int, length: int) -> None:
-    edges = np.flatnonzero(np.diff(np.array([False, *masked, False]))).reshape(-1, 2)
-    assert masked_within(edges, start, start + length) == sum(masked[start : start + length])
+masks = st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=1, max_size=6)
+
+
+@given(masks, st.data())
+def test_the_masked_tokens_of_ranges_are_those_of_runs(masks: list[list[bool]], data: st.DataObject) -> None:
+    lengths = MemoryLengths(
+        np.array([len(mask) - 1 for mask in masks]), np.zeros(len(masks), dtype=np.uint64), [*map(np.array, masks)]
+    )
+    wanted, expected = list[tuple[int, int, int]](), list[int]()
+    for _ in range(data.draw(st.integers(0, 6))):
+        document = data.draw(st.integers(0, len(masks) - 1))
+        start = data.draw(st.integers(0, len(masks[document])))
+        stop = data.draw(st.integers(start, len(masks[document])))
+        wanted.append((document, start, stop))
+        expected.append(sum(masks[document][start:stop]))
+    assert masked_within(lengths, *np.array(wanted, dtype=np.int64).reshape(-1, 3).T).tolist() == expected
