@@ -14,7 +14,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from engine.job import Job
 from engine.planner.make import plan_step
 from engine.units import Ints
 
-DOCUMENTS = 170  # of a block
+DRAWN, DOCUMENTS = 256, 170  # blocks, and documents of a block
 LONGEST = 1 << 18
 STEPS = 5
 
@@ -58,8 +58,11 @@ class Drawn:
     def hash(self, first: int = 0, last: int | None = None) -> NDArray[np.uint64]:
         return self._hashes[first:last]
 
-    def masked(self, document: int) -> Ints:
-        return np.empty((0, 2), dtype=np.int64)
+    def runs(self) -> Ints:
+        return np.empty((0, 3), dtype=np.int64)
+
+
+drawn = cache(Drawn)  # so that drawing takes no time
 
 
 class Corpus:
@@ -80,9 +83,8 @@ class Corpus:
     def token_file(self, block: int, document: int) -> tuple[str, int]:
         return self.name, document
 
-    @lru_cache(1 << 14)  # noqa: B019
     def lengths(self, block: int) -> Lengths:
-        return Drawn(block)
+        return drawn(block % DRAWN)
 
     def slices(self, wanted: Sequence[Range]) -> list[Slice]:
         raise NotImplementedError("these documents have no tokens")
@@ -120,7 +122,7 @@ def cases(arguments: argparse.Namespace) -> Iterator[driver.Case]:
 def rows(sources: int, sequences: int, ranks: int) -> Iterator[driver.Row]:
     names = [f"s{number:02}" for number in range(sources)]
     weights = ", ".join(f"{name}: {1 + number % 3}" for number, name in enumerate(names))
-    mean = np.concatenate([Drawn(seed).inputs() for seed in range(100)]).mean()
+    mean = np.concatenate([drawn(seed).inputs() for seed in range(DRAWN)]).mean()
     config = load(
         [
             "recipe=llama7b-256k",
