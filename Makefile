@@ -57,7 +57,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	$(BIN)/bytescale simulate recipe=llama7b-256k batch_tokens=8M > /dev/null  # compiles the planner, once
 	$(BIN)/bytescale plan recipe=llama7b-256k zero.stage=3 batch_tokens=8M > /dev/null  # its part for ZeRO-3
-	$(BIN)/bytescale plan recipe=llama70b-2m-paper batch_tokens=8M > /dev/null  # and that for pipelines
+	$(BIN)/bytescale plan recipe=llama70b-2m-paper batch_tokens=8M > /dev/null  # that for pipelines
+	$(BIN)/bytescale plan recipe=quickstart > /dev/null  # and what draws documents
 	touch $@
 
 clean:

@@ -15,8 +15,10 @@ import engine.data.blocks.loaders
 import tests.meshes
 import tests.trainer.worlds
 from engine.config.load import load
+from engine.data.steps import Cursor
 from engine.job import Job
 from engine.planner.make import plan_step
+from tests.data.memory import Memory, config_of, steps_of
 
 engine.data.blocks.loaders._CONTEXT = multiprocessing.get_context("forkserver")
 # Processes that ranks start, planning processes and loaders, are forked from the same server: multiprocessing documents
@@ -27,3 +29,4 @@ load(["recipe=quickstart"])
 for planner in ("static", "naive", "balanced", "adaptive"):  # reads the recipes, and loads compiled functions
     for mesh in ([], ["parallel.pp=2", "cluster.ranks_per_node=4"]):
         plan_step(np.array([30, 20, 70, 5]), Job(tests.meshes.config(2, 40, planner, *mesh)).settings)
+steps_of([Memory([[5]])], config_of(5, 5)).next(Cursor())

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.long
 
 
 def test_a_step_of_a_few_sequences_is_measured() -> None:
-    found = measured(choose, "1", "8", "--sequences", "200", "--ranks", "8")["rows"]
+    found = measured(choose, "1", "8", "--sequences", "200", "--ranks", "64")["rows"]
     assert [row["sources"] for row in found] == [1, 8]
     for row in found:
         assert 100 < row["sequences"] < 400
