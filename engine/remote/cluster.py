@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -27,7 +26,8 @@ from ray.util import list_named_actors
 from engine.errors import PreflightError
 from engine.remote.actor import Actor, MakeRole
 from engine.remote.caller import Answer, Caller
-from engine.remote.plane import ADDRESS, host_resource
+from engine.remote.checks import address_problem
+from engine.remote.plane import ADDRESS, NODE_ADDRESS, host_resource
 from engine.remote.supervisor import Beat
 from engine.remote.view import Member, Process, View
 
@@ -35,19 +35,14 @@ from engine.remote.view import Member, Process, View
 _GROUPS = {"beat": 1, "control": 1, "pack": 16, "lengths": 4, "build": 2}
 _GROUP_OF = {"pack": "pack", "step": "build", "validation": "build", "build": "build", "build_sets": "build"}
 _KEPT_VIEWS = 8
-_CONNECT_S = 5.0
 _HOME = Path(__file__).parent.parent.parent
 
 
 def connect(namespace: str) -> None:
-    """Connect this process to the Ray of the run, whose address is in the environment. Raises PreflightError."""
+    """Connect this process to the Ray of the run, as the environment says (plane.py). Raises PreflightError."""
     address = os.environ[ADDRESS]
-    host, _, port = address.rpartition(":")
-    try:  # ray.init would try for minutes
-        socket.create_connection((host, int(port)), _CONNECT_S).close()
-    except OSError as error:
-        hint = "start Ray there, or unset it so that the run starts its own"
-        raise PreflightError(f"nothing answers at {address}: {error}", key="data.ray.address", hint=hint) from error
+    if (problem := address_problem(address)) is not None:
+        raise PreflightError.of([problem])
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     where = Path.cwd()
     try:
@@ -56,6 +51,7 @@ def connect(namespace: str) -> None:
         ray.init(
             address=address,
             namespace=namespace,
+            _node_ip_address=os.environ.get(NODE_ADDRESS),
             log_to_driver=False,
             configure_logging=False,
             logging_level=logging.WARNING,

@@ -120,33 +120,12 @@ class Planner:
         return {block: self._blocks.owners[block] for block in blocks if block in self._blocks.owners}
 
 
-class Host:
-    """Packs blocks with its loaders, serves them, and writes the rank files of the HDP ranks of its host."""
+class Packer:
+    """Packs blocks with the loaders of a host, and serves them."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        job: Job,
-        caller: Caller,
-        role: str,
-        ranks: Sequence[int],
-        files: Path,
-        epoch: int,
-    ) -> None:
-        """Rank files of each epoch have a folder of their own: who was replaced may still write into his."""
-        data = job.config.data
-        self._caller, self._files, self._folder = caller, files, files / f"epoch-{epoch}"
-        self._folder.mkdir(parents=True, exist_ok=True)
-
-        def make_blocks(texts: Mapping[str, Texts]) -> HostBlocks:
-            self._local = LocalBlocks(texts, Loaders(loader_count(data), data.spool) if texts else None)
-            self._blocks = HostBlocks(self._local, caller, role)
-            return self._blocks
-
-        sources = open_run(folder, job.config, make_blocks)
-        self._served = Served(self._local)
-        self._constructor = Constructor(Reader(sources.corpora, job.config.model.vocab), self._folder, ranks, epoch)
-        self._lock, self._built = threading.Lock(), 0
+    def __init__(self, blocks: LocalBlocks) -> None:
+        """The blocks are closed with this object."""
+        self._local, self._served = blocks, Served(blocks)
         self._packing, self._asking = dict[BlockId, None](), threading.Lock()
 
     def pack(self, block: BlockId) -> bytes:
@@ -176,6 +155,38 @@ class Host:
         """Never evict these blocks."""
         self._local.keep(blocks)
 
+    def close(self) -> None:
+        self._local.close()
+
+
+class Host(Packer):
+    """Also writes the rank files of the HDP ranks of its host."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        job: Job,
+        caller: Caller,
+        role: str,
+        ranks: Sequence[int],
+        files: Path,
+        epoch: int,
+    ) -> None:
+        """Rank files of each epoch have a folder of their own: who was replaced may still write into his."""
+        data = job.config.data
+        self._caller, self._files, self._folder = caller, files, files / f"epoch-{epoch}"
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+        def make_blocks(texts: Mapping[str, Texts]) -> HostBlocks:
+            local = LocalBlocks(texts, Loaders(loader_count(data), data.spool) if texts else None)
+            self._blocks = HostBlocks(local, caller, role)
+            return self._blocks
+
+        sources = open_run(folder, job.config, make_blocks)
+        super().__init__(self._blocks.local)
+        self._constructor = Constructor(Reader(sources.corpora, job.config.model.vocab), self._folder, ranks, epoch)
+        self._lock, self._built = threading.Lock(), 0
+
     def build(self, cursor: Cursor) -> tuple[Sent, RankFiles]:
         """Write the rank files of the step at a cursor; return the step."""
         sent, owners = self._caller.call(PLANNER, "step", cursor)
@@ -204,6 +215,3 @@ class Host:
     def state(self) -> dict[str, Any]:
         """Return what is worth seeing: tokens that were read for its ranks, calls asked again, late answers refused."""
         return {"read": self._blocks.tokens, "again": self._caller.asked_again, "refused": self._caller.refused}
-
-    def close(self) -> None:
-        self._local.close()

@@ -53,7 +53,7 @@ class HostBlocks:
     """
 
     def __init__(self, local: LocalBlocks, caller: Caller, role: str) -> None:
-        self._local, self._caller, self._role = local, caller, role
+        self.local, self._caller, self._role = local, caller, role
         self._own: Mapping[str, Callable[[Sequence[Range]], bytes]]
         self._own = {"slices": Served(local).slices, "read": partial(read, local)}
         self.owners: Mapping[BlockId, str] = {}
@@ -63,7 +63,7 @@ class HostBlocks:
         try:
             found = fetch(self._start, self.owners, wanted)
         except RoleLostError:  # its blocks are a pure function of their files
-            found = self._local.slices(wanted)
+            found = self.local.slices(wanted)
         self.tokens += sum(len(one.tokens) for one in found)
         return found
 
@@ -76,13 +76,13 @@ class HostBlocks:
 
     # What the constructor does not use is left to the host itself.
     def ask(self, wanted: Iterable[BlockId]) -> None:
-        self._local.ask(wanted)
+        self.local.ask(wanted)
 
     def lengths(self, block: BlockId) -> Packed:
-        return self._local.lengths(block)
+        return self.local.lengths(block)
 
     def keep(self, wanted: Iterable[BlockId]) -> None:
-        self._local.keep(wanted)
+        self.local.keep(wanted)
 
     def close(self) -> None:
-        self._local.close()
+        self.local.close()

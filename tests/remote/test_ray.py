@@ -10,7 +10,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,19 @@ import psutil
 import pytest
 
 from engine.control.processes import is_stopped
+from engine.data.blocks.texts import Texts
+from engine.data.runtime.process import PlanningProcess
 from engine.data.steps import Cursor
 from engine.job import Job
 from engine.remote.view import View
 from engine.run.folder import RunFolder
+from tests.data.blocks.test_blocks import Given, Made_, TestBlocks, given_texts  # noqa: F401
+from tests.data.conftest import make_data  # noqa: F401
 from tests.remote import cluster
+from tests.remote.conforming import BlocksOfHosts, OverRay
 from tests.remote.trio import DEADLINE_S, Reference, Supervised, Trio, make_config, prepare, runtimes, state, supervisor
 
+pytest.importorskip("ray")
 pytestmark = [pytest.mark.world, pytest.mark.long]
 
 ROLES = ["planner", "host-0", "host-1"]
@@ -75,13 +82,36 @@ class Rig:
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    folder = tmp_path_factory.mktemp("ray")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a Ray that runs."""
+    made = tmp_path_factory.mktemp("ray")
+    with cluster.running(made):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def over_ray(folder: Path) -> Iterator[PlanningProcess]:
+    with closing(PlanningProcess(OverRay)) as process:
+        yield process
+
+
+@pytest.fixture
+def given_blocks(over_ray: PlanningProcess, given_texts: tuple[Mapping[str, Texts], Made_]) -> Iterator[Given]:  # noqa: F811
+    """The blocks of two hosts, as a planner sees them, for the tests of all implementations of Blocks."""
+    blocks = BlocksOfHosts(over_ray, given_texts[0])
+    yield Given(blocks, given_texts[1])
+    parts = [{part.name for part in cache.rglob("*.idx")} for cache in blocks.caches]
+    assert not parts[0] & parts[1] and len(parts[0] | parts[1]) <= 5, "each block is packed once"
+    blocks.close()
+
+
+@pytest.fixture(scope="module")
+def rig(folder: Path) -> Iterator[Rig]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "reference"))
         config = make_config(folder, patch)
         job, run = Job(config), prepare(folder / "run", config)
-        with cluster.running(folder), supervisor(run, job) as supervised, runtimes(run, job) as trio:
+        with supervisor(run, job) as supervised, runtimes(run, job) as trio:
             yield Rig(run, supervised, trio, Reference(config))
 
 

@@ -1,4 +1,7 @@
-"""What every implementation of Blocks must do. A new runtime is a line of MAKE."""
+"""What every implementation of Blocks must do. A new runtime is a line of MAKE.
+
+Those on Ray share its start with other tests of it (tests/remote/test_ray.py).
+"""
 
 from __future__ import annotations
 
@@ -56,10 +59,10 @@ class Given:
         return [(block, number, one) for block, found in usable for number, one in enumerate(found)]
 
 
-@pytest.fixture(params=MAKE)
-def given_blocks(
-    request: pytest.FixtureRequest, tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Given]:
+@pytest.fixture
+def given_texts(
+    tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Mapping[str, Texts], Made_]:
     """Rows of ids with masks, of which some are left out, and files of text, of which one is broken: several blocks."""
     monkeypatch.setattr(folder, "_BLOCK_FILES", 2)
     drawn, made, sources = random.Random(0), dict[BlockId, MadeBlock](), dict[str, Texts]()
@@ -91,8 +94,14 @@ def given_blocks(
     for name, data in (("rows", rows), ("texts", make_data(tmp_path / "texts", **cache))):
         sources[name] = Texts.of(data, FORMATS[data.format].blocks(data))
     assert {BlockId(name, block) for name, one in sources.items() for block in range(len(one.blocks))} == made.keys()
-    blocks = MAKE[request.param](sources, made)
-    yield Given(blocks, made)
+    return sources, made
+
+
+@pytest.fixture(params=MAKE)
+def given_blocks(request: pytest.FixtureRequest, given_texts: tuple[Mapping[str, Texts], Made_]) -> Iterator[Given]:
+    """Blocks of an implementation."""
+    blocks = MAKE[request.param](*given_texts)
+    yield Given(blocks, given_texts[1])
     blocks.close()
 
 

@@ -1,0 +1,122 @@
+"""RayBlocks of hosts that a test gives its sources, as an object of the test's process, which does not import ray.
+
+```
+ test      BlocksOfHosts      in its process        OverRay in a process of its own: supervisor, RayBlocks
+                              over a pipe                                            actors: TestHost on each host
+```
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.data.blocks.blocks import BlockId, Lengths, Range, Slice
+from engine.data.blocks.loaders import Loaders
+from engine.data.blocks.local_blocks import LocalBlocks
+from engine.data.blocks.texts import Texts
+from engine.data.runtime.process import PlanningProcess
+from engine.remote.actor import Role
+from engine.remote.caller import Caller
+from engine.remote.ray_blocks import RayBlocks
+from engine.remote.roles import Packer
+from engine.remote.supervisor import Supervisor
+from engine.remote.view import PLANNER
+
+SPACE, HOSTS, LOADERS = "conforming", ("host-0", "host-1"), 2
+
+
+class TestHost(Packer):
+    """A host whose sources may change. They are its own: it has a cache folder for itself."""
+
+    __test__ = False
+
+    def __init__(self, role: str, epoch: int, caller: Caller, scratch: Path) -> None:
+        super().__init__(LocalBlocks({}))
+
+    def open(self, texts: Mapping[str, Texts]) -> None:
+        """Take other sources."""
+        self.close()
+        super().__init__(LocalBlocks(texts, Loaders(LOADERS, 1 << 40)))
+
+
+class NoPlanner:
+    """The planner is the process of the test."""
+
+    def close(self) -> None:
+        """It has started nothing."""
+
+
+def make(role: str, epoch: int, caller: Caller, scratch: Path) -> Role:
+    return NoPlanner() if role == PLANNER else TestHost(role, epoch, caller, scratch)
+
+
+class OverRay:
+    """RayBlocks, and a supervisor in a thread."""
+
+    def __init__(self) -> None:
+        from engine.remote.cluster import RayBoard, RayFleet, connect, open_caller
+
+        connect(SPACE)
+        self._caller, self._ended = open_caller(SPACE), False
+        self._supervisor = Supervisor(2, 0, 60.0, RayBoard(SPACE), RayFleet(SPACE, make), lambda event: None)
+        self._supervisor.begin(time.monotonic())
+        self._thread = threading.Thread(target=self._supervise)
+        self._thread.start()
+
+    def _supervise(self) -> None:
+        while not self._ended:
+            self._supervisor.turn(time.monotonic())
+            time.sleep(0.1)
+        self._supervisor.end()
+
+    def open(self, texts: Mapping[str, Texts], caches: Sequence[Path]) -> None:
+        for host, cache in zip(HOSTS, caches, strict=True):
+            own = {name: Texts(one.place, one.tokens, cache, one.blocks) for name, one in texts.items()}
+            self._caller.call(host, "open", own)
+        self.blocks = RayBlocks(texts, self._caller, dict.fromkeys(HOSTS, LOADERS))
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self.blocks, method)(*arguments)
+
+    def close(self) -> None:
+        self._ended = True
+        self._thread.join()
+
+
+class BlocksOfHosts:
+    """The Blocks of a test; one process is used by several tests."""
+
+    def __init__(self, process: PlanningProcess, texts: Mapping[str, Texts]) -> None:
+        self._process, self._lock = process, threading.Lock()
+        folder = next(iter(texts.values())).folder
+        self.caches = [folder / host for host in HOSTS]
+        self._ask(OverRay.open, texts, self.caches)
+
+    def ask(self, wanted: Iterable[BlockId]) -> None:
+        self._ask(OverRay.call, "ask", list(wanted))
+
+    def lengths(self, block: BlockId) -> Lengths:
+        found: Lengths = self._ask(OverRay.call, "lengths", block)
+        return found
+
+    def slices(self, wanted: Sequence[Range]) -> list[Slice]:
+        found: list[Slice] = self._ask(OverRay.call, "slices", wanted)
+        return found
+
+    def keep(self, wanted: Iterable[BlockId]) -> None:
+        self._ask(OverRay.call, "keep", list(wanted))
+
+    def close(self) -> None:
+        self._ask(OverRay.call, "close")
+
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        with self._lock:
+            self._process.ask(question, *arguments)
+            done, found = self._process.answer()
+        if not done:
+            raise found
+        return found
