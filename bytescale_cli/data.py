@@ -12,6 +12,7 @@ import typer
 
 from bytescale_cli import output
 from bytescale_cli.data_head import head
+from bytescale_cli.data_plan import plan
 from bytescale_cli.data_trace import trace
 from bytescale_cli.options import (
     ConfigFile,
@@ -31,8 +32,9 @@ from engine.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from engine.data.lint.findings import Finding
 
-app = typer.Typer(help="Pack documents, find faults, trace steps.")
+app = typer.Typer(help="Pack documents, find faults, plan stages, trace steps.")
 app.command()(head)
+app.command()(plan)
 app.command()(trace)
 
 Workers = Annotated[
@@ -80,6 +82,8 @@ def pack(
     text = f"{prefix}: {counts}, vocabulary {facts.vocabulary:,}"
     if facts.empty:
         text += f"; {counted(facts.empty, 'empty document')} {'was' if facts.empty == 1 else 'were'} left out"
+    if facts.dropped:
+        text += f"; {facts.dropped:,} {'was' if facts.dropped == 1 else 'were'} left out by data.transform"
     if facts.broken:
         text += f"; {counted(facts.broken, 'document')} could not be used, see {quarantine_path(prefix)}"
     # The line to paste names the vocabulary and the tokenizer, because the defaults of a recipe may differ from those

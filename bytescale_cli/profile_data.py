@@ -151,10 +151,14 @@ def _lengths(data: dict[str, Any]) -> str:
 
     sources: list[dict[str, Any]] = data["sources"]
     about = "about " if data["read"]["share"] < 1 else ""
-    documents, tokens, empty = (sum(one[key] for one in sources) for key in ("samples", "tokens", "empty"))
+    documents, tokens, empty, dropped = (
+        sum(one[key] for one in sources) for key in ("samples", "tokens", "empty", "dropped")
+    )
     text = f"{data['source']}: {about}{counted(documents, 'document')}, {about}{counted(tokens, 'token')}"
     if empty:
         text += f"; {about}{empty:,} more {'is' if empty == 1 else 'are'} empty"
+    if dropped:
+        text += f"; {about}{dropped:,} more {'is' if dropped == 1 else 'are'} left out by data.transform"
     if about:
         sample, share = counted(data["read"]["samples"], "document"), data["read"]["share"]
         text += (

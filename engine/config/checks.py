@@ -8,6 +8,7 @@ from engine.config import keys, mesh_checks, tree
 from engine.config.explain.spelling import did_you_mean
 from engine.config.schema import OPTIMIZERS, Config, Rope
 from engine.config.secret import has_secret
+from engine.config.transform import TRANSFORMS
 from engine.config.units import counted
 from engine.errors import Problem
 from engine.family.families import FAMILIES
@@ -311,6 +312,31 @@ def separators_are_of_folders(config: Config) -> Problem | None:
         if form != "folder":
             message = f"divides the texts of data=folder; files in the format {form} mark the ends of documents"
             return Problem(message, f"{section}.separator", "remove it")
+    return None
+
+
+@_rule
+def transforms_can_be_applied(config: Config) -> Problem | None:
+    """They are for documents that are tokenized; steps that need a text come before those that leave only its ids."""
+    data = config.data
+    given = {"data": (data.format if not data.sources else "", data.transform)}
+    given |= {
+        f"data.sources.{name}": (one.format or data.format, one.transform)
+        for name, one in data.sources.items()
+        if one.transform
+    }
+    for section, (form, steps) in given.items():
+        key, to_ids = f"{section}.transform", ""
+        if steps and form == "tokens":
+            message, hint = "is for texts, and a token file has tokens", "remove it; `bytescale data pack` applies it"
+            return Problem(message, key, hint)
+        for name in (name for step in steps for name in step):
+            traits = imported(TRANSFORMS)[name]
+            if traits.of_texts and to_ids:
+                return Problem(
+                    f"{name} needs the text, of which {to_ids} leaves only tokens", key, f"write {name} first"
+                )
+            to_ids = to_ids or (name if traits.to_ids else "")
     return None
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
 from engine.config.choices import Choice
+from engine.config.transform import Step
 from engine.config.units import Bytes, Tokens
 
 _STEPS = 99_999_999  # a checkpoint's name has eight digits
@@ -182,6 +183,7 @@ _Encoding = Literal["utf-8", "bytes"]
 _Separator = Annotated[
     str, Field(min_length=1, max_length=1024), AfterValidator(lambda text: text.replace("\\n", "\n"))
 ]
+_TRANSFORM = "[{drop: {shorter: 64}}]"
 _Exhausted = Literal["repeat", "drop", "stop"]
 Schedule = Literal["constant", "linear", "cosine"]
 SOURCE_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,31}$"
@@ -196,6 +198,7 @@ class Source(Section):
     separator: _Separator | None = None
     field: str | None = None
     encoding: _Encoding | None = None
+    transform: tuple[Step, ...] | None = Field(default=None, examples=[_TRANSFORM])
     exhausted: _Exhausted | None = None
 
 
@@ -232,11 +235,16 @@ class Data(Section):
         "`prompt_completion`, for these shapes of rows"
     )
     encoding: _Encoding = Field(description="`bytes` also reads files that are not UTF-8")
+    transform: tuple[Step, ...] = Field(
+        examples=[_TRANSFORM],
+        description="what becomes of each document before training: a list of steps, each {drop: {shorter: N, longer: "
+        "N}}, {truncate: {tokens: N}} or {split: {tokens: N}}",
+    )
     sources: dict[Annotated[str, Field(pattern=SOURCE_NAME)], Source] = Field(
         max_length=1024,
         examples=["{web: {path: web.jsonl}, code: {path: code.jsonl}}"],
         description="sources to mix, by name; each has the keys that differ from data.*: path, format, pattern, "
-        "separator, field, encoding, exhausted",
+        "separator, field, encoding, transform, exhausted",
     )
     mix: tuple[Segment, ...] = Field(
         examples=["{web: 3, code: 1}"],

@@ -25,5 +25,7 @@ def source_configs(data: Data) -> dict[str, Data]:
         own = source.model_dump(exclude_none=True)
         if own.get("format", data.format) != data.format:
             own = {"pattern": pattern_of(own["format"]), "separator": None, **own}
+        if own.get("format", data.format) == "tokens":  # that of `data` is for texts
+            own = {"transform": (), **own}
         found[name] = data.model_copy(update={**own, "name": name, "sources": {}, "mix": ()})
     return found

@@ -32,6 +32,7 @@ CHANGES: dict[int, Change] = {  # ascending
     2: Change(
         added={
             "data.separator": None,
+            "data.transform": [],
             "cluster.headroom": 0.0,
             "model.family": lambda old: unnamed(old["model.experts"]),
             "model.window": None,

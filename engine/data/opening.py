@@ -16,14 +16,15 @@ from engine.data.blocks.texts import Texts
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus
 from engine.data.mixture import segments_of
 from engine.data.sources.formats import FORMATS
-from engine.data.sources.source import Block
+from engine.data.sources.source import Block, with_transform
 from engine.run.folder import RunFolder
 
 
 def list_blocks(data: schema.Data) -> dict[str, Sequence[Block]]:
     """List the blocks of all sources of texts. Raises DataError for a source without documents."""
     sources = source_configs(data)
-    return {name: FORMATS[one.format].blocks(one) for name, one in sources.items() if one.format != "tokens"}
+    texts = {name: one for name, one in sources.items() if one.format != "tokens"}
+    return {name: with_transform(FORMATS[one.format].blocks(one), one) for name, one in texts.items()}
 
 
 def validation_shares(data: schema.Data) -> dict[str, float]:

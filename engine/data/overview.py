@@ -42,6 +42,7 @@ class Overview:
     empty: int  # left out, because they have no token to predict
     longest: int  # inputs
     bigram_nats: float | None  # bigram entropy (bigrams.py); None unless all tokens are bytes, with BOS and EOS
+    dropped: int = 0  # documents, and pieces of documents, that a transform left out
 
 
 class Corpora:
@@ -127,7 +128,7 @@ class Corpora:
         """Counts of few documents, which have been packed; None if they are many."""
         if not self.are_few:
             return None
-        training = validation = empty = longest = 0
+        training = validation = empty = dropped = longest = 0
         bigrams = BigramCounts()
         for corpus in self.sources:
             for number in range(corpus.blocks):
@@ -136,6 +137,7 @@ class Corpora:
                 held = int((hashes[inputs > 0] / 2.0**64 < corpus.share).sum())
                 training, validation = training + int((inputs > 0).sum()) - held, validation + held
                 empty += int((inputs == 0).sum()) + (len(left_out.empty) if left_out else 0)
+                dropped += left_out.dropped if left_out else 0
                 longest = max(longest, int(inputs.max(initial=0)))
                 if _is_bytes(corpus):
                     for document, (count, content) in enumerate(zip(inputs.tolist(), hashes.tolist(), strict=True)):
@@ -143,7 +145,7 @@ class Corpora:
                         ((ids, _),) = corpus.slices([whole])
                         bigrams.add(ids.astype(np.int32))
         nats = bigrams.entropy() if all(map(_is_bytes, self.sources)) else None
-        return Overview(training, validation, empty, longest, nats)
+        return Overview(training, validation, empty, longest, nats, dropped)
 
 
 def tokenizer_facts(data: schema.Data) -> Mapping[str, Any] | None:

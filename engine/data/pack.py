@@ -5,6 +5,7 @@ Training packs parts too, and reads them one by one (parts.py).
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from engine.data.parts import Progress, Tokens, pack_blocks, part_path, read_lef
 from engine.data.quarantine import Quarantine, Unusable
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.notes import notes, nothing_to_train
-from engine.data.sources.source import Block
+from engine.data.sources.source import Block, with_transform
 from engine.data.sources.urls import is_url
 from engine.data.token_facts import (
     SCHEMA,
@@ -61,7 +62,7 @@ def pack(
     # Checked before hours of packing instead of when the files are replaced.
     tokens = Tokens.of(data)
     _refuse_other(prefix, data, tokens.fingerprint)
-    blocks = FORMATS[data.format].blocks(data)
+    blocks = with_transform(FORMATS[data.format].blocks(data), data)
     for line in notes(data, blocks):
         say(line)
     parts = parts_path(prefix)
@@ -86,7 +87,7 @@ def pack(
     except OSError as error:
         raise unwritable(error, prefix) from error
     if not facts.documents:
-        raise nothing_to_train(data.path_text, blocks, facts.empty, facts.broken)
+        raise nothing_to_train(data.path_text, blocks, facts.empty, facts.broken, facts.dropped)
     return facts
 
 
@@ -101,7 +102,9 @@ def _source(data: schema.Data) -> dict[str, str]:
         "field": data.field,
         "encoding": data.encoding,
     }
-    return named if data.separator is None else named | {"separator": data.separator}
+    if data.separator is not None:
+        named["separator"] = data.separator
+    return named | {"transform": json.dumps(data.transform)} if data.transform else named
 
 
 def _refuse_other(prefix: Path, data: schema.Data, fingerprint: str) -> None:
@@ -131,6 +134,7 @@ def _refuse_other(prefix: Path, data: schema.Data, fingerprint: str) -> None:
 def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: Tokenizer, data: schema.Data) -> Facts:
     """Join the token files of all blocks, and write their facts."""
     quarantine, empty, broken, first = Quarantine(quarantine_path(prefix)), 0, 0, [0]
+    dropped = 0
     # Identifies the documents and their order: the hashes decide which of them are for validation, the blocks in which
     # order they come.
     contents = blake2b(tokenizer.fingerprint.encode(), digest_size=_HASH_BYTES)
@@ -140,6 +144,7 @@ def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: T
             left_out = read_left_out(part)
             TokenFile.open(part).check_mask(left_out.masked)
             empty, broken = empty + len(left_out.empty), broken + len(left_out.broken)
+            dropped += left_out.dropped
             quarantine.add(0, [Unusable("data", number, *one) for one in left_out.broken])
             hashes = read_bytes(hashes_path(part), HUGE)
             first.append(first[-1] + len(hashes) // 8)
@@ -164,6 +169,7 @@ def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: T
         contents=contents.hexdigest(),
         masked=joined.mask is not None,
         broken=broken,
+        dropped=dropped,
         source=_source(data),
     )
     files.write_json(facts_path(prefix), {"schema": SCHEMA, **asdict(facts)})

@@ -9,26 +9,26 @@ from __future__ import annotations
 import errno
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from engine import files
 from engine.config import schema
 from engine.data.cache import ENDINGS, folder_of, locked_part, write_part
-from engine.data.encode import encode
 from engine.data.sources.files import stamp
 from engine.data.sources.source import Block
 from engine.data.token_facts import SCHEMA, facts_path, hashes_path
 from engine.data.token_file import TokenWriter, token_dtype
 from engine.data.tokenizers.load import open_tokenizer
 from engine.data.tokenizers.tokenizer import Tokenizer
+from engine.data.transforms.transforms import transformed
 from engine.data.workers import cores, in_processes
 from engine.errors import DataError, StorageError
 from engine.readers import LARGE, read_object
@@ -132,18 +132,33 @@ class LeftOut(NamedTuple):
     empty: list[int]  # numbers, among all documents of the block, of those without any token to predict
     broken: list[Broken]
     masked: bool = False
+    # The number of each other document that does not have exactly one piece, and how many it has
+    pieces: tuple[tuple[int, int], ...] = ()
+    dropped: int = 0  # documents, and pieces of documents, that a transform left out
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> LeftOut:
+        """Return what `_asdict` returned as plain data, also in a version without transforms.
+
+        Raises KeyError, TypeError and ValueError for other data.
+        """
+        broken = [Broken(*one) for one in found["broken"]]
+        pieces = tuple((int(number), int(count)) for number, count in found.get("pieces", ()))
+        return cls(found["empty"], broken, found["masked"], pieces, int(found.get("dropped", 0)))
 
     def numbers(self, documents: int) -> Ints:
         """Return the number of each of the `documents` of the token file among all documents of the block: int64 [D]"""
-        left_out = np.array([*self.empty, *(one.document for one in self.broken)], dtype=np.int64)
-        return np.setdiff1d(np.arange(documents + len(left_out)), left_out)
+        counts = dict.fromkeys([*self.empty, *(one.document for one in self.broken)], 0) | dict(self.pieces)
+        pieces = np.ones(documents + sum(1 - count for count in counts.values()), dtype=np.int64)
+        for number, count in counts.items():
+            pieces[number] = count
+        return np.repeat(np.arange(len(pieces)), pieces)
 
 
 def read_left_out(part: Path) -> LeftOut:
     """Read which documents the token file of a block leaves out. Raises DataError if the file is damaged."""
     try:
-        found = read_object(facts_path(part), LARGE)
-        return LeftOut(found["empty"], [Broken(*one) for one in found["broken"]], found["masked"])
+        return LeftOut.of_json(read_object(facts_path(part), LARGE))
     except (OSError, DataError, ValueError, TypeError, KeyError) as error:
         hint = "remove this folder; its contents are packed again"
         raise DataError("is damaged", key=str(facts_path(part)), hint=hint) from error
@@ -162,31 +177,35 @@ def is_packed(part: Path) -> bool:
 def _write_block(tokens: Tokens, block: Block, part: Path) -> None:
     """Write the token file of a block, with hashes of its documents and a list of those left out."""
     tokenizer, left_out, in_row = tokens.open(), LeftOut([], []), 0
-    hashes, masked = list[bytes](), False
+    hashes, masked, several, all_dropped = list[bytes](), False, list[tuple[int, int]](), 0
     with TokenWriter(part, token_dtype(tokenizer.vocabulary)) as writer:
         for number, document in enumerate(block.documents()):
             try:
-                ids, mask = encode(document, tokenizer)
+                pieces, dropped = transformed(document, block.transform, tokenizer)
+                encoded = [(*piece.encoded, piece.content) for piece in pieces]
             except DataError as error:
                 in_row += 1
                 (problem,) = error.problems
                 if in_row < tokens.quarantine_after:
                     left_out.broken.append(Broken(number, document.place, problem.message))
                     continue
-                several = f"; {in_row} documents in a row cannot be used" if in_row > 1 else ""
+                in_all = f"; {in_row} documents in a row cannot be used" if in_row > 1 else ""
                 place = block.where(document.place)
-                raise DataError(f"{problem.message}{several}", key=place, hint=problem.hint) from error
-            in_row = 0
-            if len(ids) and (mask is None or mask[1:].any()):
-                content = ids.astype("<i8").tobytes() if document.text is None else document.text
-                if mask is not None and not mask.all():  # other labels are another document
-                    content, masked = content + np.packbits(mask, bitorder="little").tobytes(), True
-                hashes.append(blake2b(content, digest_size=8).digest())
-                writer.add(ids, mask)
-            else:
+                raise DataError(f"{problem.message}{in_all}", key=place, hint=problem.hint) from error
+            in_row, all_dropped, before = 0, all_dropped + dropped, len(hashes)
+            for ids, mask, content in encoded:
+                if len(ids) and (mask is None or mask[1:].any()):
+                    masked = masked or (mask is not None and not mask.all())
+                    hashes.append(blake2b(content, digest_size=8).digest())
+                    writer.add(ids, mask)
+            written = len(hashes) - before
+            if not written and not dropped:
                 left_out.empty.append(number)
+            elif written != 1:
+                several.append((number, written))
+        left_out = left_out._replace(masked=masked, pieces=tuple(several), dropped=all_dropped)
         files.write_durably(hashes_path(part), b"".join(hashes))
-        files.write_durably(facts_path(part), json.dumps(left_out._replace(masked=masked)._asdict()).encode())
+        files.write_durably(facts_path(part), json.dumps(left_out._asdict()).encode())
 
 
 def unwritable(error: OSError, place: Path) -> StorageError:

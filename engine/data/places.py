@@ -133,9 +133,10 @@ def at_place(corpora: Sequence[Corpus], place: str) -> tuple[list[Match], str | 
                 reason = _left_out(lengths.left_out, ordinal)
                 if reason is None:
                     kept = lengths.left_out.numbers(len(lengths))
-                    document_number = int(np.searchsorted(kept, ordinal))
-                    found.append(Match(corpus.name, block, document_number))
-                    reason = _not_trained(corpus, block, document_number)
+                    pieces = range(*(int(np.searchsorted(kept, ordinal, side)) for side in ("left", "right")))
+                    found += (Match(corpus.name, block, piece) for piece in pieces)
+                    reasons = [_not_trained(corpus, block, piece) for piece in pieces]
+                    reason = reasons[0] if all(reasons) else None
     return found, reason
 
 
@@ -143,6 +144,8 @@ def _left_out(left_out: LeftOut, ordinal: int) -> str | None:
     """Return why a document of a block is not in its token file."""
     if ordinal in left_out.empty:
         return "it has no token to predict"
+    if (ordinal, 0) in left_out.pieces:
+        return "the transform of its source leaves it out"
     broken = (one.reason for one in left_out.broken if one.document == ordinal)
     return next((f"it cannot be used: {reason}" for reason in broken), None)
 

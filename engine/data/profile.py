@@ -40,6 +40,7 @@ def describe(found: Documents, context: int) -> dict[str, Any]:
     return histogram(*_tally(lengths, counts), found.fraction) | {
         "sequences": round(float(_sequences(lengths, counts, context)[1].sum()) / found.fraction),
         "empty": round(found.empty / found.fraction),
+        "dropped": round(found.dropped / found.fraction),
         "read": {"samples": len(lengths), "tokens": found.tokens, "share": found.fraction},
     }
 

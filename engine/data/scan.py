@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from engine.config import schema
-from engine.data.encode import encode
 from engine.data.parts import Tokens
 from engine.data.sources.formats import FORMATS
-from engine.data.sources.notes import notes
-from engine.data.sources.source import Block, Document, usable
+from engine.data.sources.notes import notes, nothing_to_train
+from engine.data.sources.source import Block, usable, with_transform
 from engine.data.token_file import TokenFile
+from engine.data.transforms.piece import Piece
+from engine.data.transforms.transforms import transformed
 from engine.data.workers import cores, in_processes
 from engine.errors import DataError
 from engine.units import Floats, Ints
@@ -29,11 +30,13 @@ Progress = Callable[[float], None]  # gets the fraction of the work that is done
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """Lengths of non-empty documents, in inputs. `empty` counts the empty ones. Both cover `fraction` of the source."""
+    """Lengths of non-empty documents, in inputs. `empty` counts the empty ones, and `dropped` those left out by a
+    transform. All cover `fraction` of the source."""
 
     lengths: Ints  # [N]
     empty: int = 0
     fraction: float = 1.0
+    dropped: int = 0
     shares: Floats | None = None  # [N] of a mixture: how many documents each one represents; None: one
 
     @property
@@ -66,19 +69,22 @@ def scan(
         tokens = TokenFile.open(Path(data.paths[0]))
         stored = tokens.lengths(0, len(tokens)) - 1
         return Documents(stored[stored > 0], int((stored < 1).sum()))
-    blocks, fraction = FORMATS[data.format].sample(data, sample, seed)
+    chosen, fraction = FORMATS[data.format].sample(data, sample, seed)
+    blocks = with_transform(chosen, data)
     for line in notes(data, blocks, vocabulary):
         say(line)
-    inputs: list[int] = []
+    inputs, dropped = list[int](), 0
     hint = "read fewer documents with --sample, or close other programs"
     for done, found in enumerate(in_processes(partial(_inputs, Tokens.of(data)), blocks, cores(), hint), start=1):
-        inputs += found
+        inputs, dropped = inputs + found[0], dropped + found[1]
         progress(done / len(blocks))
     lengths = np.array(inputs, dtype=np.int64)
+    if not lengths.any() and dropped:
+        raise nothing_to_train(data.path_text, blocks, 0, dropped=dropped)
     if not lengths.any():
         message = f"every document ({len(lengths):,}) is empty" if inputs else "contains no documents"
         raise DataError(message, key=data.path_text, hint="set data.path to documents with text")
-    return Documents(lengths[lengths > 0], int((lengths == 0).sum()), fraction)
+    return Documents(lengths[lengths > 0], int((lengths == 0).sum()), fraction, dropped)
 
 
 def mixed(found: Mapping[str, Documents], weights: Mapping[str, int]) -> Documents:
@@ -96,22 +102,26 @@ def mixed(found: Mapping[str, Documents], weights: Mapping[str, int]) -> Documen
         lengths=np.concatenate([one.lengths for one in chosen.values()]),
         empty=sum(one.empty for one in chosen.values()),
         fraction=read / sum(one.tokens / one.fraction for one in chosen.values()),
+        dropped=sum(one.dropped for one in chosen.values()),
         shares=np.concatenate(counts),
     )
 
 
-def _inputs(tokens: Tokens, block: Block) -> list[int]:
-    """Return the length of each document of a block in inputs, 0 for an empty one."""
-    tokenizer = tokens.open()
+def _inputs(tokens: Tokens, block: Block) -> tuple[list[int], int]:
+    """Return the length of each document of a block in inputs, 0 for an empty one, and how many a transform drops."""
+    tokenizer, lengths, dropped = tokens.open(), list[int](), 0
 
-    def tokens_of(document: Document) -> int:
-        """Count the tokens. Ids need not be in the vocabulary, because only lengths are needed."""
-        if document.ids is not None:
-            return len(document.ids)
+    def inputs_of(piece: Piece) -> int:
+        """Ids need not be in the vocabulary, because only lengths are needed."""
+        ids = piece.document.ids
+        return piece.inputs if ids is None else max(0, len(ids) - 1)
+
+    for document in usable(block):
         try:
-            return len(encode(document, tokenizer)[0])
+            pieces, left_out = transformed(document, block.transform, tokenizer)
+            lengths += map(inputs_of, pieces)
         except DataError as error:
             (problem,) = error.problems
             raise DataError(problem.message, key=block.where(document.place), hint=problem.hint) from error
-
-    return [max(0, tokens_of(document) - 1) for document in usable(block)]  # the last one is only a label
+        dropped += left_out
+    return lengths, dropped

@@ -385,15 +385,16 @@ def check_longest(corpus: Corpus, documents: Documents, sources: int) -> None:
 
 def no_documents(corpus: Corpus) -> DataError:
     """Create the DataError for a source without any document to train on. Looks for the first that is not empty."""
-    documents = empty = broken = 0
+    documents = empty = broken = dropped = 0
     for block in range(corpus.blocks):
         lengths = corpus.lengths(block)
         inputs, left_out = lengths.inputs(), lengths.left_out
         documents += len(inputs)
         if left_out is not None:
             empty, broken = empty + len(left_out.empty), broken + len(left_out.broken)
+            dropped += left_out.dropped
         if corpus.share and (inputs > 0).any():
             message = f"every document of {corpus.place} is used for validation, none for training"
             return DataError(message, key="data.validation_share", hint="lower it; 0 trains on every document")
     blocks = corpus.texts.blocks if isinstance(corpus, TextCorpus) else ()
-    return nothing_to_train(corpus.place, blocks, empty + documents, broken)
+    return nothing_to_train(corpus.place, blocks, empty + documents, broken, dropped)

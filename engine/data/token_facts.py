@@ -31,6 +31,7 @@ class Facts:
     contents: str  # hash of all documents with their masks, and of the tokenizer
     masked: bool  # whether there is a PREFIX.mask
     broken: int = 0  # documents that cannot be used, which are left out and listed in PREFIX.quarantine.jsonl
+    dropped: int = 0  # documents, and pieces of documents, that a transform left out
     source: Mapping[str, str] = field(default_factory=dict)  # see pack.py; earlier versions did not write it
 
     def made_by(self, tokenizer: str) -> bool:

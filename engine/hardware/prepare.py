@@ -42,6 +42,7 @@ def measuring(config: Config, ranks: int, folder: Path) -> Config:
             "format": "folder",
             "pattern": "*",
             "separator": None,
+            "transform": (),
             "path": str(folder / "documents"),
             "cache": str(folder / "tokens"),
         }

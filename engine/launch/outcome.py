@@ -34,9 +34,11 @@ def facts(launch: Launch, corpora: Corpora, parameters: int) -> Iterator[str | N
     yield toys(config, "model", "documents")
     known = corpora.overview
     pattern = f" matching {config.data.pattern}" if config.data.format == "folder" else ""
-    empty = f" (skipped {counted(known.empty, 'empty one')})" if known and known.empty else ""
+    skipped = [counted(known.empty, "empty one")] if known and known.empty else []
+    skipped += [f"{known.dropped:,} by data.transform"] if known and known.dropped else []
+    left_out = f" (skipped {' and '.join(skipped)})" if skipped else ""
     size = "not counted; blocks are read when they are needed"
-    number = f"{known.training + known.validation:,}{empty}" if known else size
+    number = f"{known.training + known.validation:,}{left_out}" if known else size
     yield f"documents of {config.data.place}{pattern}: {number}"
     yield _exhausted(config, [corpus.name for corpus in corpora.sources if corpus.share < 1])
     warm_up, steps = config.optimizer.warmup_steps, config.run.steps

@@ -363,6 +363,7 @@ def write_facts(folder: RunFolder, config: Config, corpora: Corpora, parameters:
         "bigram_nats": known and known.bigram_nats,
         "documents": known and known.training + known.validation,
         "empty_documents": known and known.empty,
+        "dropped_documents": known and known.dropped,
         "validation_documents": known and known.validation,
         "parameters": parameters,
     }

@@ -30,6 +30,7 @@ def make_data() -> Callable[..., schema.Data]:
             "separator": None,
             "field": "text",
             "encoding": "utf-8",
+            "transform": (),
             "sources": {},
             "mix": (),
             "exhausted": "repeat",

@@ -77,7 +77,7 @@ def test_no_code_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 FIRST = {"sources": ["web"], "tokenizer": None}
-BLOCK = {"path": "a", "field": "text", "ranges": [[0, 9]], "length": 9, "read_lately": ""}
+BLOCK = {"path": "a", "field": "text", "ranges": [[0, 9]], "length": 9, "read_lately": "", "transform": ""}
 assert {one.name for one in fields(jsonl.JsonlBlock)} == {*BLOCK}
 
 

@@ -26,7 +26,7 @@ from engine.data.arrays import from_bytes, to_bytes
 from engine.data.blocks.blocks import BlockId, Range, Slice
 from engine.data.blocks.local_blocks import LocalBlocks
 from engine.data.blocks.packed import Packed
-from engine.data.parts import Broken, LeftOut
+from engine.data.parts import LeftOut
 from engine.errors import DataError, StorageError
 from engine.units import Ints
 
@@ -103,12 +103,10 @@ def received_lengths(payload: bytes) -> dict[BlockId, SentLengths]:
     found, document, run = dict[BlockId, SentLengths](), 0, 0
     for source, block, documents, runs, left_out in head:
         here, rows = slice(document, document + documents), slice(run, run + runs)
-        if left_out is not None:
-            empty, broken, masked = left_out
-            left_out = LeftOut(empty, [Broken(*one) for one in broken], masked)
         # Copies, so that a block which is kept does not keep the others.
         columns = arrays["inputs"][here].copy(), arrays["hashes"][here].copy(), arrays["runs"][rows].copy()
-        found[BlockId(source, block)] = SentLengths(left_out, *columns)
+        facts = None if left_out is None else LeftOut.of_json(dict(zip(LeftOut._fields, left_out, strict=True)))
+        found[BlockId(source, block)] = SentLengths(facts, *columns)
         document, run = here.stop, rows.stop
     return found
 

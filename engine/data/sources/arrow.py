@@ -9,6 +9,7 @@ without it a file that was cut off between two messages would read as a shorter 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import posixpath
 import shlex
@@ -46,6 +47,7 @@ class ArrowBlock(Block):
     field: str
     encoding: str
     read_lately: str = ""  # see rows.py
+    transform: str = dataclasses.field(default="", repr=False)
 
     @property
     def files(self) -> list[str]:

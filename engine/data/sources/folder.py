@@ -86,6 +86,7 @@ class FolderBlock(Block):
     # Bytes of the files when they were listed. Not in the repr, which names the block in a cache beside the present
     # sizes (parts.part_path): a file that changes during a run has the same name there as for the next run.
     length: int = field(repr=False)
+    transform: str = field(default="", repr=False)
 
     @property
     def files(self) -> list[str]:

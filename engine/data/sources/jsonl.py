@@ -5,6 +5,7 @@ Files may be compressed (compressed.py). A compressed file is one block, because
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -39,6 +40,7 @@ class JsonlBlock(Block):
     ranges: tuple[tuple[int, int], ...]
     length: int  # bytes in the file
     read_lately: str = ""  # see rows.py
+    transform: str = dataclasses.field(default="", repr=False)
 
     @property
     def files(self) -> list[str]:

@@ -44,11 +44,20 @@ def notes(data: schema.Data, blocks: Sequence[Block], vocabulary: int | None = N
                 )
 
 
-def nothing_to_train(place: str, blocks: Sequence[Block], empty: int, broken: int = 0) -> DataError:
+def nothing_to_train(place: str, blocks: Sequence[Block], empty: int, broken: int = 0, dropped: int = 0) -> DataError:
     """Create the DataError for documents that are all unusable for training; `place` names them.
 
-    `empty` of them have no token to predict, and `broken` cannot be used. The first block is read to say why.
+    `empty` of them have no token to predict, `broken` cannot be used, and a transform has `dropped` others. The first
+    block is read to say why.
     """
+    if dropped:
+        message = f"its transform leaves out all of its documents ({dropped:,})"
+        return DataError(
+            message,
+            key=place,
+            hint="change the lengths of `drop`; `bytescale profile-data` shows those of "
+            "the documents without a transform",
+        )
     with suppress(DataError):
         for document in blocks[0].documents() if blocks and empty else ():
             if document.messages is not None or (document.ids is not None and len(document.ids) > 1):

@@ -5,6 +5,7 @@ A row group is a block, since a document cannot be decoded without what precedes
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class ParquetBlock(Block):
     field: str
     encoding: str
     read_lately: str = ""  # see rows.py
+    transform: str = dataclasses.field(default="", repr=False)
 
     @property
     def files(self) -> list[str]:

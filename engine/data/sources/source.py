@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
+from engine.config import schema
 from engine.errors import DataError
 from engine.units import Ints
 
@@ -46,7 +49,12 @@ class Block(Protocol):
     breaks do not. Three fields have a meaning by their names: `path`, of a file or a folder, is where the documents are
     and not how they are read (`reading`); `field` is the field or the shape of rows, and `read_lately` the fields that
     only later versions read (rows.py).
+
+    `transform` has the steps of the source's transform as JSON, "" if there are none. `documents` does not apply them:
+    packing does (transforms.py). The field is not in the repr, because earlier versions did not have it.
     """
+
+    transform: str = ""
 
     @property
     def files(self) -> list[str]:
@@ -71,15 +79,14 @@ class Block(Protocol):
     @property
     def signature(self) -> str:
         """Identifies what is read and how, but not the state of the files: a part of the block's name in the cache."""
-        return repr(self)
+        return f"{self!r}, transform {self.transform}" if self.transform else repr(self)
 
     @property
     def reading(self) -> Mapping[str, Any]:
         """How the documents are read, apart from where the files are: a part of the fingerprint of a corpus."""
-        # Blocks of versions that did not know `read_lately` had no such field.
-        return {
-            key: value for key, value in vars(self).items() if key != "path" and (key, value) != ("read_lately", "")
-        }
+        # Blocks of versions that did not know `read_lately` and `transform` had no such fields.
+        unset = {name for name in ("read_lately", "transform") if not getattr(self, name, "")}
+        return {key: value for key, value in vars(self).items() if key not in {"path", *unset}}
 
     def where(self, place: str) -> str:
         """Return the place of one of the documents for people."""
@@ -131,6 +138,14 @@ def usable(block: Block) -> Iterator[Document]:
             (problem,) = document.problem.problems
             raise DataError(problem.message, key=block.where(document.place), hint=problem.hint) from document.problem
         yield document
+
+
+def with_transform(blocks: list[Block], data: schema.Data) -> list[Block]:
+    """Return the blocks of a source with the steps of its transform."""
+    if not data.transform:
+        return blocks
+    steps = json.dumps(data.transform, sort_keys=True)
+    return [replace(cast(Any, block), transform=steps) for block in blocks]
 
 
 def checked_text(text: bytes, encoding: str, place: str) -> bytes:

@@ -65,7 +65,7 @@ def test_lengths_travel(blocks: LocalBlocks) -> None:
         runs += len(found.runs())
     assert runs > 100
     documents = sum(map(len, local.values()))
-    assert len(lengths_payload({})) < 100 < len(lengths_payload(local)) < 12 * documents + 12 * runs + 120 * len(local)
+    assert len(lengths_payload({})) < 100 < len(lengths_payload(local)) < 12 * documents + 12 * runs + 130 * len(local)
 
 
 def test_nothing_is_packed_for_an_answer(blocks: LocalBlocks) -> None:
