@@ -15,7 +15,6 @@ in the cache, and of the fingerprint of a source.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +27,7 @@ from engine.data.transforms.drop import Drop, drop
 from engine.data.transforms.piece import Piece
 from engine.data.transforms.split import Split, split
 from engine.data.transforms.truncate import Truncate, truncate
+from engine.readers import parse_line
 from engine.tables import Table
 
 
@@ -82,5 +82,5 @@ def _is_empty(document: Document) -> bool:
 
 @lru_cache
 def _parsed(steps: str) -> list[tuple[Transform, Section]]:
-    found = [one for step in json.loads(steps) for one in step.items()]
+    found = [one for step in parse_line(steps) for one in step.items()]
     return [(TRANSFORMS[name], TRANSFORMS[name].options.model_validate(options)) for name, options in found]
