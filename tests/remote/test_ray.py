@@ -26,7 +26,7 @@ from engine.data.steps import Cursor
 from engine.job import Job
 from engine.remote.view import View
 from engine.run.folder import RunFolder
-from tests.data.blocks.test_blocks import Given, Made_, TestBlocks, given_texts  # noqa: F401
+from tests.data.blocks.conformance import Documents, Given, TestBlocks, given_texts  # noqa: F401
 from tests.data.conftest import make_data  # noqa: F401
 from tests.remote import cluster
 from tests.remote.conforming import BlocksOfHosts, OverRay
@@ -96,7 +96,7 @@ def over_ray(folder: Path) -> Iterator[PlanningProcess]:
 
 
 @pytest.fixture
-def given_blocks(over_ray: PlanningProcess, given_texts: tuple[Mapping[str, Texts], Made_]) -> Iterator[Given]:  # noqa: F811
+def given_blocks(over_ray: PlanningProcess, given_texts: tuple[Mapping[str, Texts], Documents]) -> Iterator[Given]:  # noqa: F811
     """The blocks of two hosts, as a planner sees them, for the tests of all implementations of Blocks."""
     blocks = BlocksOfHosts(over_ray, given_texts[0])
     yield Given(blocks, given_texts[1])
