@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -23,26 +24,45 @@ import ray
 from ray.experimental import internal_kv
 from ray.util import list_named_actors
 
-from engine.errors import PreflightError
+from engine.errors import PreflightError, Problem
 from engine.remote.actor import Actor, MakeRole
 from engine.remote.caller import Answer, Caller
 from engine.remote.checks import address_problem
 from engine.remote.plane import ADDRESS, NODE_ADDRESS, host_resource
 from engine.remote.supervisor import Beat
 from engine.remote.view import Member, Process, View
+from engine.selection import first_line
 
 # Threads of an actor by what they do, so that neither beats nor answers about packed blocks wait for packing.
 _GROUPS = {"beat": 1, "control": 1, "pack": 16, "lengths": 4, "build": 2}
-_GROUP_OF = {"pack": "pack", "step": "build", "validation": "build", "build": "build", "build_sets": "build"}
+_GROUP_OF = {"pack": "pack", "read": "pack"} | dict.fromkeys(("step", "validation", "build", "build_sets"), "build")
 _KEPT_VIEWS = 8
+_CONNECT_S, _AGAIN_S = 120.0, 0.5
 _HOME = Path(__file__).parent.parent.parent
 
 
 def connect(namespace: str) -> None:
-    """Connect this process to the Ray of the run, as the environment says (plane.py). Raises PreflightError."""
-    address = os.environ[ADDRESS]
-    if (problem := address_problem(address)) is not None:
-        raise PreflightError.of([problem])
+    """Connect this process to the Ray of the run, as the environment says (plane.py).
+
+    It may be starting, also again, so this waits for it. Raises PreflightError if it does not come up.
+    """
+    address, last = os.environ[ADDRESS], time.monotonic() + _CONNECT_S
+    while True:
+        problem = address_problem(address)
+        if problem is None:
+            try:
+                _init(address, namespace)
+                return
+            except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:  # no node here yet
+                ray.shutdown()
+                problem = Problem(f"Ray cannot be used: {first_line(error)}", "data.runtime=ray")
+        if time.monotonic() > last:
+            raise PreflightError.of([problem])
+        time.sleep(_AGAIN_S)
+
+
+def _init(address: str, namespace: str) -> None:
+    """Connect without taking over the signals of this process, or its working directory."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     where = Path.cwd()
     try:
@@ -59,8 +79,8 @@ def connect(namespace: str) -> None:
         )
     finally:
         os.chdir(where)
-    for number, handler in kept.items():  # Ray has set its own
-        signal.signal(number, handler)
+        for number, handler in kept.items():  # Ray has set its own
+            signal.signal(number, handler)
 
 
 def open_caller(namespace: str) -> Caller:

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,13 +19,14 @@ from typing import Any
 from engine.data.blocks.blocks import BlockId, Lengths, Range, Slice
 from engine.data.blocks.loaders import Loaders
 from engine.data.blocks.local_blocks import LocalBlocks
+from engine.data.blocks.served import received_lengths
 from engine.data.blocks.texts import Texts
 from engine.data.runtime.process import PlanningProcess
 from engine.remote.actor import Role
 from engine.remote.caller import Caller
 from engine.remote.ray_blocks import RayBlocks
 from engine.remote.roles import Packer
-from engine.remote.supervisor import Supervisor
+from engine.remote.supervisor import Fleet, Supervisor
 from engine.remote.view import PLANNER
 
 SPACE, HOSTS, LOADERS = "conforming", ("host-0", "host-1"), 2
@@ -82,9 +85,39 @@ class OverRay:
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self.blocks, method)(*arguments)
 
+    def late(self) -> tuple[int, int, int]:
+        """Stop an actor that no one can kill, until another has its role and has answered; let it go on.
+
+        Returns the epochs of both, and how many late answers were refused.
+        """
+        fleet, deadline = self._supervisor.fleet, self._supervisor.deadline_s
+        self._supervisor.fleet, self._supervisor.deadline_s = Harmless(fleet), 1.0
+        old = self._supervisor.view.members["host-0"]
+        os.kill(old.process.pid, signal.SIGSTOP)
+        answer = self._caller.start("host-0", "lengths", [])
+        assert received_lengths(answer.result(60)) == {}
+        assert self._caller.refused == 0
+        os.kill(old.process.pid, signal.SIGCONT)
+        last = time.monotonic() + 10
+        while not self._caller.refused and time.monotonic() < last:
+            time.sleep(0.01)
+        os.kill(old.process.pid, signal.SIGKILL)
+        self._supervisor.fleet, self._supervisor.deadline_s = fleet, deadline
+        return old.epoch, self._supervisor.view.members["host-0"].epoch, self._caller.refused
+
     def close(self) -> None:
         self._ended = True
         self._thread.join()
+
+
+class Harmless:
+    """A fleet whose actors no one can kill: their host cannot be reached."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fleet, name) if name != "kill" else lambda *given: None
 
 
 class BlocksOfHosts:

@@ -5,80 +5,26 @@ All tests share a Ray of two hosts, a supervisor, and the planning processes of 
 
 from __future__ import annotations
 
-import json
-import os
-import random
 import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
 from engine.control.processes import is_stopped
 from engine.data.blocks.texts import Texts
 from engine.data.runtime.process import PlanningProcess
-from engine.data.steps import Cursor
 from engine.job import Job
-from engine.remote.view import View
-from engine.run.folder import RunFolder
 from tests.data.blocks.conformance import Documents, Given, TestBlocks, given_texts  # noqa: F401
 from tests.data.conftest import make_data  # noqa: F401
 from tests.remote import cluster
 from tests.remote.conforming import BlocksOfHosts, OverRay
-from tests.remote.trio import DEADLINE_S, Reference, Supervised, Trio, make_config, prepare, runtimes, state, supervisor
+from tests.remote.harm import HARMED, ROLES, Rig
+from tests.remote.trio import DEADLINE_S, Reference, make_config, prepare, runtimes, supervisor
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.world, pytest.mark.long]
-
-ROLES = ["planner", "host-0", "host-1"]
-
-
-@dataclass
-class Rig:
-    """A run, and how far it is."""
-
-    folder: RunFolder
-    supervisor: Supervised
-    trio: Trio
-    reference: Reference
-    cursor: Cursor = field(default_factory=Cursor)
-
-    def take(self, count: int, requested: bool = False) -> int:
-        """Take steps, of which the first may be requested; return how many arrays differ from the reference."""
-        bad = 0
-        for number in range(count):
-            if number or not requested:
-                self.trio.request(self.cursor)
-            found = self.trio.take()
-            table, plan, after = self.reference.next(self.cursor)
-            bad += sum(planned.after != after for planned in found)
-            bad += self.reference.differing(self.trio, found, table, plan)
-            self.cursor = after
-        return bad
-
-    def events(self) -> list[dict[str, object]]:
-        return [json.loads(line) for line in self.folder.plane_events.read_text().splitlines()]
-
-    def state(self, role: str) -> dict[str, int]:
-        found: dict[str, int] = self.trio.ask(state, role)
-        return found
-
-    def until(self, holds: Callable[[], bool]) -> int:
-        """Take steps until something holds; return how many arrays differ."""
-        bad, last = 0, time.monotonic() + 60
-        while not holds():
-            assert time.monotonic() < last
-            bad += self.take(1)
-        return bad
-
-    def warm(self) -> None:
-        """Wait until each host has a standby that has answered."""
-        self.until(lambda: len(self.trio.actors()) == len(ROLES) + 2)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +61,15 @@ def rig(folder: Path) -> Iterator[Rig]:
             yield Rig(run, supervised, trio, Reference(config))
 
 
+def test_a_late_answer_is_refused(over_ray: PlanningProcess) -> None:
+    """Of an actor that was stopped, could not be killed, and goes on when another one has its role."""
+    over_ray.ask(OverRay.late)
+    done, found = over_ray.answer()
+    assert done, found
+    old, new, refused = found
+    assert new > old and refused == 1
+
+
 def test_validation_sets_are_those_of_the_local_runtime(rig: Rig) -> None:
     expected = rig.reference.steps.validation()
     found = rig.trio.validation()
@@ -147,44 +102,19 @@ def test_each_block_is_packed_on_one_host(rig: Rig) -> None:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("role", ["loader", *ROLES[:2], "supervisor"])
 def test_a_death_changes_nothing(rig: Rig, role: str, how: signal.Signals) -> None:
-    harm(rig, role, how, moments=1)
+    check(rig, role, how, moments=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("role", ["loader", *ROLES, "supervisor"])
+@pytest.mark.parametrize("role", HARMED)
 def test_twenty_deaths_change_nothing(rig: Rig, role: str, how: signal.Signals) -> None:
-    harm(rig, role, how, moments=20)
+    check(rig, role, how, moments=20)
 
 
-def replaced(rig: Rig, role: str, before: View) -> bool:
-    """Whether the role has another epoch than in the view before; after a supervisor all have."""
-    roles = {"loader": [], "supervisor": ROLES}.get(role, [role])
-    view = rig.trio.view()
-    return all(view.members[name].epoch > before.members[name].epoch for name in roles)
-
-
-def harm(rig: Rig, role: str, how: signal.Signals, moments: int) -> None:
-    """Harm whoever has the role at random moments while steps are taken."""
-    drawn = random.Random(f"{role} {how}")
-    for _ in range(moments):
-        rig.warm()
-        before, events = rig.trio.view(), len(rig.events())
-        victim = rig.supervisor.pid if role == "supervisor" else rig.trio.pid(role)
-        process = psutil.Process(victim)
-        rig.trio.request(rig.cursor)
-        time.sleep(drawn.uniform(0, 0.1))
-        at = time.time()
-        os.kill(victim, how)
-        if role == "supervisor":
-            rig.supervisor.again()
-        assert rig.take(3, requested=True) == 0
-        assert rig.until(partial(replaced, rig, role, before)) == 0
-        _, alive = psutil.wait_procs([process], timeout=10)
-        assert not alive, "not even stopped"
+def check(rig: Rig, role: str, how: signal.Signals, moments: int) -> None:
+    for struck in rig.harm(role, how, moments):
+        assert struck.differ == 0 and not struck.left, "not even stopped"
         if role in ROLES:
-            (lost,) = (one for one in rig.events()[events:] if one["what"] == "lost")
-            assert lost["role"] == role and lost["epoch"] == before.members[role].epoch
-            seen = float(str(lost["time"])) - at
-            assert seen < (0.5 if how == signal.SIGKILL else DEADLINE_S + 0.5) + 1, "and a second for a busy machine"
+            assert 0 < struck.seen_s < (0.5 if how == signal.SIGKILL else DEADLINE_S + 0.5) + 1, "1 s: a busy machine"
     assert not [pid for pid in rig.trio.actors().values() if is_stopped(pid)]

@@ -1,0 +1,98 @@
+"""A run on Ray whose processes are harmed while its ranks take steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import psutil
+
+from engine.data.steps import Cursor
+from engine.remote.view import View
+from engine.run.folder import RunFolder
+from tests.remote.trio import Reference, Supervised, Trio, state
+
+ROLES = ["planner", "host-0", "host-1"]
+HARMED = ["loader", *ROLES, "supervisor"]
+
+
+class Struck(NamedTuple):
+    """What a fault has done."""
+
+    differ: int  # arrays of all ranks
+    seen_s: float  # until the supervisor knew; 0 for a loader and the supervisor itself
+    longest_s: float  # step until the role was taken over
+    left: bool  # whether the process is still there, even stopped
+
+
+@dataclass
+class Rig:
+    """A run, and how far it is."""
+
+    folder: RunFolder
+    supervisor: Supervised
+    trio: Trio
+    reference: Reference
+    cursor: Cursor = field(default_factory=Cursor)
+    seconds: list[float] = field(default_factory=list)  # of all steps
+
+    def take(self, count: int, requested: bool = False) -> int:
+        """Take steps, of which the first may be requested; return how many arrays differ from the reference."""
+        bad = 0
+        for number in range(count):
+            began = time.monotonic()
+            if number or not requested:
+                self.trio.request(self.cursor)
+            found = self.trio.take()
+            self.seconds.append(time.monotonic() - began)
+            table, plan, after = self.reference.next(self.cursor)
+            bad += sum(planned.after != after for planned in found)
+            bad += self.reference.differing(self.trio, found, table, plan)
+            self.cursor = after
+        return bad
+
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.folder.plane_events.read_text().splitlines()]
+
+    def state(self, role: str) -> dict[str, int]:
+        found: dict[str, int] = self.trio.ask(state, role)
+        return found
+
+    def until(self, holds: Callable[[], bool]) -> int:
+        """Take steps until something holds; return how many arrays differ."""
+        bad, last = 0, time.monotonic() + 60
+        while not holds():
+            assert time.monotonic() < last
+            bad += self.take(1)
+        return bad
+
+    def harm(self, role: str, how: signal.Signals, moments: int) -> Iterator[Struck]:
+        """Harm the process that has a role at random moments of steps, each time when all standbys are warm."""
+        drawn = random.Random(f"{role} {how}")
+        for _ in range(moments):
+            bad = self.until(lambda: len(self.trio.actors()) == len(ROLES) + 2)
+            before, events, steps = self.trio.view(), len(self.events()), len(self.seconds)
+            victim = psutil.Process(self.supervisor.pid if role == "supervisor" else self.trio.pid(role))
+            self.trio.request(self.cursor)
+            time.sleep(drawn.uniform(0, 0.1))
+            at = time.time()
+            os.kill(victim.pid, how)
+            if role == "supervisor":
+                self.supervisor.again()
+            bad += self.take(3, requested=True)
+            bad += self.until(lambda view=before: self._replaced(role, view))  # type: ignore[misc]
+            _, left = psutil.wait_procs([victim], timeout=10)
+            lost = [one["time"] - at for one in self.events()[events:] if (one["what"], one["role"]) == ("lost", role)]
+            yield Struck(bad, max(lost, default=0.0), max(self.seconds[steps:]), bool(left))
+
+    def _replaced(self, role: str, before: View) -> bool:
+        """Whether the role has another epoch than in the view before; after a supervisor all have."""
+        roles = {"loader": [], "supervisor": ROLES}.get(role, [role])
+        members = self.trio.view().members
+        return all(members[name].epoch > before.members[name].epoch for name in roles)
