@@ -91,10 +91,11 @@ class Corpus:
 
 
 class NoBlocks:
-    """Blocks of which none are to be packed."""
+    """Blocks that nobody packs."""
 
     def ask(self, wanted: Iterable[BlockId]) -> None:
-        assert not list(wanted)
+        for _ in wanted:
+            pass
 
     def lengths(self, block: BlockId) -> Lengths:
         raise NotImplementedError

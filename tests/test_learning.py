@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.config.load import load
 from engine.data.blocks.blocks import Range
 from engine.data.corpus import Reader
+from engine.data.order import ORDER
 from engine.data.overview import Corpora
 from engine.data.steps import Cursor, SequenceTable
 from engine.data.tokenizers.bytes import VOCAB
@@ -78,7 +79,7 @@ def test_the_quickstart_without_attention_stays_above_the_bigram_entropy() -> No
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config.run.steps, config.optimizer)
         optimizer.step()
-    validation = pairs(reader, corpora.steps.validation()["data"])
+    validation = pairs(reader, corpora.steps.validation(ORDER)["data"])
     with torch.no_grad():
         loss = muted_loss(model, validation).item()
     assert corpora.overview is not None and (nats := corpora.overview.bigram_nats) is not None

@@ -9,12 +9,21 @@ So neighbours in the order are near each other in the source, and only the block
 know the order of its documents. A window begins where the last one ended, so a place in the order is the number of
 blocks before the window and the number of documents in it.
 
+Orders have numbers, and a run keeps its own (`Cursor`). They differ in the blocks of an epoch's windows, here with
+blocks of 1 MiB:
+
+| order | blocks of windows | to use n MiB of a new source, it packs |
+|---|---|---|
+| 1 | 16, 16, 16, ... | at least 16 MiB |
+| 2 | 1, 1, 2, 4, 8, 16, 16, ... | at most 2 n + 1 MiB |
+
 Letters: N documents of a window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +35,10 @@ from engine.data.quarantine import Unusable
 from engine.errors import DataError
 from engine.units import Ints
 
+ORDER = 2  # of new runs; 1 is that of checkpoints without a number
 WINDOW_BYTES = 16 << 20
 FEWEST, MOST = 4, 64  # blocks of a window
+_PERMUTED = 4096  # most blocks that are permuted at once
 
 
 class Documents(NamedTuple):
@@ -57,31 +68,44 @@ class Window(NamedTuple):
     unusable: list[Unusable]  # documents that were left out
 
 
-def window_blocks(corpus: Corpus, key: str, place: int) -> list[int]:
-    """Return the blocks of the window that begins with block number `place` of the order `key`; none after the last.
+def window_blocks(corpus: Corpus, key: str, order: int, place: int) -> Iterator[list[int]]:
+    """Yield the blocks of the window that begins with block number `place` of an epoch, and those of each later one.
 
-    A window has as many blocks as have together 16 MiB, but at least 4 and at most 64. Only their sizes are looked up.
+    `order` is its number, and `key` a text. A window has as many blocks as have together 16 MiB, but at least 4 and at
+    most 64; in order 2 also at most as many as there are before it. Only the sizes of blocks are looked up. Raises
+    DataError if a source has fewer than `place` blocks.
     """
     if place > corpus.blocks:
         message = f"has {corpus.blocks:,} blocks of documents; the checkpoint is at block {place:,}"
         raise DataError(
             message, key=corpus.place, hint="restore the documents, or start a new run with another run.out"
         )
-    last, found, size = min(place + MOST, corpus.blocks), list[int](), 0
-    for block in Permutation(corpus.blocks, key)(np.arange(place, last)).tolist():
-        if size >= WINDOW_BYTES and len(found) >= FEWEST:
-            break
+    found, size = list[int](), 0
+    for block in chain.from_iterable(_permuted(corpus.blocks, key, place)):
         found.append(block)
         size += corpus.size(block)
-    return found
+        is_full = len(found) == MOST or (size >= WINDOW_BYTES and len(found) >= FEWEST)
+        if is_full or (order > 1 and len(found) >= place):
+            yield found
+            place, found, size = place + len(found), [], 0
+    if found:
+        yield found
 
 
-def window(corpus: Corpus, key: str, place: int) -> Window:
-    """Return the documents of the window that begins with block number `place` of the order `key`."""
+def _permuted(blocks: int, key: str, place: int) -> Iterator[list[int]]:
+    """Yield the blocks from number `place` of the order `key`, in parts: many at once take little longer than one."""
+    order, count = Permutation(blocks, key), MOST
+    while place < blocks:
+        yield order(np.arange(place, min(place + count, blocks))).tolist()
+        place, count = place + count, min(2 * count, _PERMUTED)
+
+
+def window(corpus: Corpus, key: str, order: int, place: int) -> Window:
+    """Return the documents of the first window of `window_blocks`; of none, if there is no block at `place`."""
     none = np.empty(0, dtype=np.int64)
     block, document, inputs, hashes = [none], [none], [none], [none.astype(np.uint64)]
     unusable = list[Unusable]()
-    chosen = window_blocks(corpus, key, place)
+    chosen = next(window_blocks(corpus, key, order, place), [])
     for number in chosen:
         lengths = corpus.lengths(number)
         inputs.append(lengths.inputs())
@@ -92,8 +116,8 @@ def window(corpus: Corpus, key: str, place: int) -> Window:
         document.append(np.arange(len(inputs[-1])))
     join = np.concatenate
     found = Documents(join(block), join(document), join(inputs), join(hashes))
-    order = Permutation(len(found.inputs), f"{key}, window {place}")(np.arange(len(found.inputs)))
-    order = order[found.inputs[order] > 0]
-    validates = found.hash[order] / 2.0**64 < corpus.share
-    trained, validated = found.chosen(order[~validates]), found.chosen(order[validates])
+    shuffled = Permutation(len(found.inputs), f"{key}, window {place}")(np.arange(len(found.inputs)))
+    shuffled = shuffled[found.inputs[shuffled] > 0]
+    validates = found.hash[shuffled] / 2.0**64 < corpus.share
+    trained, validated = found.chosen(shuffled[~validates]), found.chosen(shuffled[validates])
     return Window(trained, validated, len(chosen), unusable)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.data.apart import check_cache
 from engine.data.bigrams import BigramCounts
-from engine.data.blocks.blocks import Range
+from engine.data.blocks.blocks import BlockId, Range
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus
 from engine.data.opening import list_blocks, open_sources
 from engine.data.parts import Tokens, pack_blocks
@@ -55,7 +55,7 @@ class Corpora:
         tokenizer has more tokens than the model, or if `data.cache` is among its documents.
         """
         check_cache(config.data)
-        self.data, self.vocabulary = config.data, config.model.vocab
+        self.data, self.vocabulary, self.batch_tokens = config.data, config.model.vocab, config.batch_tokens
         self.blocks = list_blocks(config.data)
         self.sources = open_sources(config.data, self.blocks).corpora
         if not all(isinstance(corpus, TokenCorpus) and corpus.facts is None for corpus in self.sources):
@@ -86,8 +86,19 @@ class Corpora:
                     return False
         return True
 
+    def first(self, cursor: Cursor) -> set[BlockId]:
+        """Return the blocks of texts that the step at `cursor` and the validation set need, about; all if few."""
+        if self.are_few:
+            texts = (corpus for corpus in self.sources if isinstance(corpus, TextCorpus))
+            return {BlockId(corpus.name, block) for corpus in texts for block in range(corpus.blocks)}
+        # How much of a present window is left is not known. Most have more than a step takes, so that the next ones are
+        # not needed.
+        begun = {name: place._replace(document=0, start=0) for name, place in cursor.places.items()}
+        upcoming = self.steps.upcoming(replace(cursor, places=begun), self.batch_tokens)
+        return {*upcoming, *self.steps.validating(cursor.order)}
+
     def pack_first(self, cursor: Cursor, say: Say) -> None:
-        """Pack the blocks that the step at `cursor` and the validation set need first, with all cores; all if few.
+        """Pack the blocks of `first`, with all cores.
 
         `say` gets lines of progress, and those of `notes` about each source.
         Raises DataError and StorageError as `pack_block` does.
@@ -95,9 +106,7 @@ class Corpora:
         for name, one in source_configs(self.data).items():
             for line in notes(one, self.blocks.get(name, ()), self.vocabulary):
                 say(line)
-        needed = {corpus.name: set(range(corpus.blocks) if self.are_few else ()) for corpus in self.sources}
-        for name, block in () if self.are_few else (*self.steps.upcoming(cursor, 0), *self.steps.validating()):
-            needed[name].add(block)
+        first = self.first(cursor)
         shown = time.monotonic()
 
         def progress(done: int, total: int) -> None:
@@ -108,7 +117,8 @@ class Corpora:
 
         texts = [corpus for corpus in self.sources if isinstance(corpus, TextCorpus)]
         if texts:  # all have the same tokenizer and folder
-            blocks = [corpus.texts.blocks[block] for corpus in texts for block in sorted(needed[corpus.name])]
+            of_name = {corpus.name: corpus.texts for corpus in texts}
+            blocks = [of_name[name].blocks[block] for name, block in sorted(first)]
             pack_blocks(texts[0].texts.tokens, texts[0].texts.folder, blocks, progress=progress)
 
     @cached_property

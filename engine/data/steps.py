@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.data.blocks.blocks import BlockId, masked_within
-from engine.data.corpus import Corpus, TextCorpus, chosen_lengths
+from engine.data.corpus import Corpus, TextCorpus, TokenCorpus, chosen_lengths
 from engine.data.mixture import SCALE, Mixer, longest_document, segment_at, segments_of, weights_at
-from engine.data.order import Documents, Window, window, window_blocks
+from engine.data.order import ORDER, Documents, Window, window, window_blocks
 from engine.data.permute import Permutation
 from engine.data.quarantine import Unusable
 from engine.data.sources.notes import nothing_to_train
+from engine.data.tokenizers.load import BYTES
 from engine.errors import DataError
 from engine.units import Ints
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from engine.data.draws import Draws
 
 _POOL = 4  # validation documents are chosen from this many times the inputs of the validation set
-TOKEN_BYTES = 4  # of text, about
+_TOKEN_BYTES = 4  # of text, about, unless tokens are bytes
 _SEARCHED = 16  # windows in which validation documents are looked for
 _WINDOWS = 2  # that are kept for each source
 
@@ -80,17 +81,18 @@ class Cursor:
     tokens: int = 0  # inputs before
     places: Mapping[str, Place] = field(default_factory=dict)  # by the name of the source; others are at their begin
     mixer: Mapping[str, Any] | None = None  # state of the Mixer
+    order: int = ORDER  # number of the order of documents (order.py), which a run keeps
 
     def to_json(self) -> dict[str, Any]:
         """Return the cursor as plain data."""
         places = {name: list(place) for name, place in self.places.items()}
-        return {"step": self.step, "tokens": self.tokens, "places": places, "mixer": self.mixer}
+        return vars(self) | {"places": places}
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Cursor:
-        """Return the cursor that `to_json` returned as plain data."""
+        """Return the cursor that `to_json` returned as plain data. Earlier versions had order 1 and no number."""
         places = {name: Place(*place) for name, place in found["places"].items()}
-        return cls(found["step"], found["tokens"], places, found["mixer"])
+        return cls(found["step"], found["tokens"], places, found["mixer"], found.get("order", 1))
 
 
 def piece_bounds(lengths: Ints, context: int) -> tuple[Ints, Ints, Ints]:
@@ -145,7 +147,8 @@ class Steps:
         documents = Documents.joined([*chain(*given)]).chosen(first[parts.source] + parts.document)
         numbers = np.array([self._number[name] for name in mixer.names])
         table = self._cut(numbers[parts.source], documents, parts.start, parts.length)
-        return table, Cursor(cursor.step + 1, cursor.tokens + drawn.draws.tokens, drawn.places, mixer.state)
+        tokens = cursor.tokens + drawn.draws.tokens
+        return table, Cursor(cursor.step + 1, tokens, drawn.places, mixer.state, cursor.order)
 
     def ended(self, cursor: Cursor) -> str | None:
         """Return why there is no step at a cursor and how to continue; None if there is one.
@@ -176,70 +179,78 @@ class Steps:
             f"give {', '.join(dict.fromkeys(others))} a weight there to continue, or set {again}"
         )
 
-    def validation(self) -> dict[str, SequenceTable]:
+    def validation(self, order: int) -> dict[str, SequenceTable]:
         """Return the validation set of each source: pieces of documents, until the next would exceed its inputs.
 
-        The sources divide `data.validation_tokens` equally; the set of a source without a weight consists of
-        any of its documents. The pieces are shuffled, in the same way in every run, so that a small set covers many
-        documents: they are from the first windows of a random order that have together four times as many inputs, or
-        from the first 16 windows. A set has at least one piece; sources without validation documents have none.
+        The sources divide `data.validation_tokens` equally; the set of a source without a weight consists of any of its
+        documents. The pieces are shuffled, so that a small set covers many documents: they are from the first windows
+        of a random order that have together four times as many inputs, or from the first 16 windows. The set depends on
+        the number of the run's order (`Cursor.order`), but not on its seed. It has at least one piece; sources without
+        validation documents have none.
         """
         corpora = self._validated()
         tokens = self._config.data.validation_tokens // max(1, len(corpora))
-        tables = {corpus.name: self._pieces(corpus, tokens) for corpus in corpora if tokens}
+        tables = {corpus.name: self._pieces(corpus, order, tokens) for corpus in corpora if tokens}
         return {name: table for name, table in tables.items() if len(table)}
 
-    def upcoming(self, cursor: Cursor, ahead: int) -> Iterator[BlockId]:
-        """Yield the blocks that the next steps open: of each source, of its window at `cursor` and the next ones.
+    def upcoming(self, cursor: Cursor, tokens: int) -> Iterator[BlockId]:
+        """Yield the blocks of texts that the next `tokens` inputs open, about. Opens nothing.
 
-        The next windows of all sources have together at least `ahead` bytes, divided by the weights of the sources, or
-        are as many as a source has. Windows are in the order in which they are needed if sources are used equally fast.
-        Nothing is opened.
+        Of each source, they are those of its window at `cursor`, and of the next ones until these have its part of the
+        `tokens`, or are as many as the source has. They are in the order in which they are needed if sources are used
+        equally fast.
         """
-        waiting = deque[tuple[str, Place, int, int]]()
+        waiting = deque[tuple[Corpus, Iterator[list[int]], bool, int, int]]()
         for name, weight in self._mixer(cursor).weights.items():
-            place = cursor.places.get(name, Place())
-            corpus = self.corpora[self._number[name]]
-            if corpus.share == 1:
+            corpus, place = self.corpora[self._number[name]], cursor.places.get(name, Place())
+            if corpus.share == 1 or isinstance(corpus, TokenCorpus):
                 continue
-            blocks = window_blocks(corpus, self._key(name, place.epoch), place.window)
-            left = -(-ahead * weight // SCALE) + sum(map(corpus.size, blocks))
-            waiting.append((name, place, left, 0))
-        # One window of each source in turn, until its share of `ahead` is used up.
+            begun, left = place.document + place.start > 0, -(-self._text_bytes(tokens) * weight // SCALE)
+            waiting.append((corpus, self._windows(corpus, cursor.order, place), begun, left, 0))
+        # One window of each source in turn, until its part is reached.
         while waiting:
-            name, place, left, count = waiting.popleft()
-            corpus = self.corpora[self._number[name]]
-            blocks = window_blocks(corpus, self._key(name, place.epoch), place.window)
-            yield from (BlockId(name, block) for block in blocks)
-            left, count = left - sum(map(corpus.size, blocks)), count + len(blocks)
-            place = Place(place.epoch, place.window + len(blocks))
-            if place.window == corpus.blocks:
-                place = Place(place.epoch + 1)
-            wanted = left > 0 and count < corpus.blocks  # a small source would have thousands of epochs
-            if wanted and (place.epoch == 0 or self._exhausted[name] == "repeat"):
-                waiting.append((name, place, left, count))
+            corpus, windows, begun, left, count = waiting.popleft()
+            if (blocks := next(windows, None)) is None:
+                continue
+            yield from (BlockId(corpus.name, block) for block in blocks)
+            # How much of a window has been taken is known only in documents, so it counts as used up.
+            left, count = left - (0 if begun else sum(map(corpus.size, blocks))), count + len(blocks)
+            if left > 0 and count < corpus.blocks:  # a small source would have thousands of epochs
+                waiting.append((corpus, windows, False, left, count))
 
-    def validating(self) -> Iterator[BlockId]:
-        """Yield the blocks from which the validation documents of each source are chosen, if tokens have 4 bytes."""
+    def _windows(self, corpus: Corpus, order: int, place: Place) -> Iterator[list[int]]:
+        """Yield the blocks of the window at a place, and of each later one until the source has been used up."""
+        epoch, window = place.epoch, place.window
+        while corpus.blocks and (epoch == 0 or self._exhausted[corpus.name] == "repeat"):
+            yield from window_blocks(corpus, self._key(corpus.name, epoch), order, window)
+            epoch, window = epoch + 1, 0
+
+    def validating(self, order: int) -> Iterator[BlockId]:
+        """Yield the blocks of texts from which the validation documents are chosen, about; opens nothing."""
         corpora = self._validated()
         tokens = self._config.data.validation_tokens // max(1, len(corpora))
         for corpus in corpora:
-            place, left = 0, _POOL * tokens * TOKEN_BYTES / corpus.share
-            for _ in range(_SEARCHED):
-                blocks = window_blocks(corpus, f"validation, {corpus.name}", place)
+            if isinstance(corpus, TokenCorpus):
+                continue
+            left = self._text_bytes(_POOL * tokens) / corpus.share
+            for blocks in islice(window_blocks(corpus, f"validation, {corpus.name}", order, 0), _SEARCHED):
                 yield from (BlockId(corpus.name, block) for block in blocks)
-                place, left = place + len(blocks), left - sum(map(corpus.size, blocks))
-                if left <= 0 or place == corpus.blocks:
+                left -= sum(map(corpus.size, blocks))
+                if left <= 0:
                     break
+
+    def _text_bytes(self, tokens: int) -> int:
+        """Return about how many bytes of text have so many tokens."""
+        return tokens if self._config.data.tokenizer == BYTES else _TOKEN_BYTES * tokens
 
     def _validated(self) -> list[Corpus]:
         return [corpus for corpus in self.corpora if corpus.share and self._config.data.validation_tokens]
 
-    def _pieces(self, corpus: Corpus, tokens: int) -> SequenceTable:
+    def _pieces(self, corpus: Corpus, order: int, tokens: int) -> SequenceTable:
         """Return a validation set of about `tokens` inputs."""
         key, place, documents, found = f"validation, {corpus.name}", 0, list[Documents](), 0
         for _ in range(_SEARCHED):
-            here = window(corpus, key, place)
+            here = window(corpus, key, order, place)
             self._note(here)
             documents.append(here.validated)
             place, found = place + here.blocks, found + int(here.validated.inputs.sum())
@@ -248,8 +259,8 @@ class Steps:
         pool = Documents.joined(documents)
         start = np.zeros_like(pool.inputs)
         table = self._cut(start + self._number[corpus.name], pool, start, pool.inputs)
-        order = Permutation(len(table), key)(np.arange(len(table)))
-        return table.chosen(order[: fitting(table.length[order], tokens) if len(order) else 0])
+        shuffled = Permutation(len(table), key)(np.arange(len(table)))
+        return table.chosen(shuffled[: fitting(table.length[shuffled], tokens) if len(shuffled) else 0])
 
     def _policy_key(self, name: str) -> str:
         """Return the key that decides what happens when a source has been used up."""
@@ -277,7 +288,7 @@ class Steps:
         while (name := draws.run()) is not None:
             if name in begins:
                 settle(name)
-            if (found := self._at(name, places.get(name, Place()), QUEUED)) is not None:
+            if (found := self._at(name, places.get(name, Place()), cursor.order, QUEUED)) is not None:
                 documents, begins[name] = found
                 if piece is None:
                     check_longest(self.corpora[self._number[name]], documents, len(draws.mixer.names))
@@ -308,9 +319,9 @@ class Steps:
     def _key(self, name: str, epoch: int) -> str:
         return f"seed {self._config.run.seed}, source {name}, epoch {epoch}"
 
-    def _load(self, name: str, epoch: int, place: int) -> tuple[Documents, int]:
+    def _load(self, name: str, order: int, epoch: int, place: int) -> tuple[Documents, int]:
         """Return the documents to train on of a window, and its number of blocks."""
-        found = window(self.corpora[self._number[name]], self._key(name, epoch), place)
+        found = window(self.corpora[self._number[name]], self._key(name, epoch), order, place)
         self._note(found)
         return found.trained, found.blocks
 
@@ -320,7 +331,7 @@ class Steps:
         self._noted |= {BlockId(one.source, one.block) for one in new}
         self.unusable += new
 
-    def _at(self, name: str, place: Place, most: int) -> tuple[Documents, Place] | None:
+    def _at(self, name: str, place: Place, order: int, most: int) -> tuple[Documents, Place] | None:
         """Return the next documents of a source, from a place on, and the place of the first of them.
 
         They are of one window, at least one and at most `most`. Returns None if the source has been used up.
@@ -328,7 +339,7 @@ class Steps:
         corpus, begin = self.corpora[self._number[name]], place
         # Skips windows without documents to train on. A whole epoch of them is an error.
         while place.epoch == 0 or self._exhausted[name] == "repeat":
-            documents, blocks = self._window(name, place.epoch, place.window)
+            documents, blocks = self._window(name, order, place.epoch, place.window)
             if place.document < len(documents.inputs):
                 return documents.chosen(slice(place.document, place.document + most)), place
             place = Place(place.epoch, place.window + blocks)

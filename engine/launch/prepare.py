@@ -16,6 +16,7 @@ from engine.config.schema import Config
 from engine.config.units import counted
 from engine.data.block_files import write_blocks
 from engine.data.blocks.blocks import is_of
+from engine.data.corpus import TokenCorpus
 from engine.data.ledger import Ledger
 from engine.data.overview import Corpora, check_ids, tokenizer_facts
 from engine.data.parts import Tokens
@@ -199,22 +200,22 @@ def _changed_sources(corpora: Corpora, state: TrainState) -> str | None:
 def _changed_documents(folder: RunFolder, corpora: Corpora, cursor: Cursor) -> str | None:
     """Describe how many documents of the step before `cursor` have other contents now than in the ledger, else None.
 
-    Fingerprints do not show it if names and sizes are the same. Only blocks that the next steps need are compared: they
-    have been packed, so nothing is read for this alone.
+    Fingerprints do not show it if names and sizes are the same. Only token files and blocks that the next step needs
+    are compared: these have been packed, so nothing is read for this alone.
     """
     ledger = Ledger(folder.ledger)
     if damaged := ledger.damaged(cursor.step):
         message = f"warning: the ledger is damaged: {'; '.join(damaged)}"
         return f"{message}; the run continues, but these steps cannot be traced or compared"
     names, rows = ledger.sources, ledger.documents(cursor.step)
-    numbers = {corpus.name: number for number, corpus in enumerate(corpora.sources)}
-    packed = None if corpora.are_few else set(corpora.steps.upcoming(cursor, 0))
+    of_name, packed = {corpus.name: corpus for corpus in corpora.sources}, corpora.first(cursor)
     compared, changed = 0, list[str]()
     for source, block, document, content in rows[["source", "block", "document", "hash"]].tolist():
         name = names[source]
-        if name not in numbers or (packed is not None and (name, block) not in packed):
+        corpus = of_name.get(name)
+        if corpus is None or not (isinstance(corpus, TokenCorpus) or (name, block) in packed):
             continue
-        compared, found = compared + 1, corpora.sources[numbers[name]].lengths(block)
+        compared, found = compared + 1, corpus.lengths(block)
         if not is_of(found, document, content):
             changed.append(f"{name}:{block}:{document}")
     if not changed:

@@ -41,9 +41,9 @@ class Bridge:
         found: tuple[Sent, RankFiles] = self._caller.call(self._role, "build", cursor)
         return found
 
-    def validation(self) -> tuple[SentSets, dict[str, RankFiles]]:
+    def validation(self, order: int) -> tuple[SentSets, dict[str, RankFiles]]:
         """Let the host write the rank files of the validation sets; return both."""
-        found: tuple[SentSets, dict[str, RankFiles]] = self._caller.call(self._role, "build_sets")
+        found: tuple[SentSets, dict[str, RankFiles]] = self._caller.call(self._role, "build_sets", order)
         return found
 
     def close(self) -> None:
@@ -67,8 +67,8 @@ class RayRuntime:
     def take(self) -> Planned:
         return received_step(*self._answers.answer())
 
-    def validation(self) -> dict[str, PlannedSequences]:
-        self._answers.ask(Bridge.validation)
+    def validation(self, order: int) -> dict[str, PlannedSequences]:
+        self._answers.ask(Bridge.validation, order)
         return received_sets(*self._answers.answer())
 
     def input_reader(self, planned: PlannedSequences) -> partial[RankInputs]:

@@ -82,7 +82,7 @@ class Planner:
         self._names = [corpus.name for corpus in self._planner.steps.corpora]
         self._lock = threading.Lock()
         self._steps = dict[str, PlannedStep]()
-        self._sets: PlannedSets | None = None
+        self._sets = dict[int, PlannedSets]()  # by the number of the order of documents
 
     def step(self, cursor: Cursor) -> PlannedStep:
         """Plan the step at a cursor, once for all hosts."""
@@ -95,14 +95,14 @@ class Planner:
                     del self._steps[old]
             return self._steps[key]
 
-    def validation(self) -> PlannedSets:
+    def validation(self, order: int) -> PlannedSets:
         """Plan the validation sets, once for all hosts."""
         with self._lock:
-            if self._sets is None:
-                sent = self._planner.validation()
+            if order not in self._sets:
+                sent = self._planner.validation(order)
                 owners = {block: host for table, _ in sent.values() for block, host in self._owners(table).items()}
-                self._sets = PlannedSets(sent, owners)
-            return self._sets
+                self._sets[order] = PlannedSets(sent, owners)
+            return self._sets[order]
 
     def state(self) -> dict[str, Any]:
         """Return bytes of lengths and tokens that came, blocks with a host, calls asked again, late answers refused."""
@@ -201,9 +201,9 @@ class Host(Packer):
                         shutil.rmtree(other, ignore_errors=True)
         return sent, files
 
-    def build_sets(self) -> tuple[SentSets, dict[str, RankFiles]]:
+    def build_sets(self, order: int) -> tuple[SentSets, dict[str, RankFiles]]:
         """Write the rank files of the validation sets; return the sets."""
-        sent, owners = self._caller.call(PLANNER, "validation")
+        sent, owners = self._caller.call(PLANNER, "validation", order)
         with self._lock:
             self._blocks.owners = owners
             built = {

@@ -33,7 +33,7 @@ from engine.folders import Draft, opened, remove_folder
 from engine.format_number import format_number
 from engine.readers import LARGE, parse_line, read_bytes, read_object
 
-FORMAT = 1  # of the manifest; those of the first versions have no number
+FORMAT = 2  # of the manifest; those of the first versions have no number. In 1, the cursor has no number of its order
 MANIFEST = "manifest.json"
 PREFIX = "step-"
 BLOCK = 64 << 20  # bytes per hash

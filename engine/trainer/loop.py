@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from engine.data.mixture import SCALE
 from engine.data.opening import validation_shares
 from engine.data.overview import tokenizer_facts
 from engine.data.quarantine import Quarantine
-from engine.data.runtime.runtime import Planned
+from engine.data.runtime.runtime import Planned, PlannedSequences
 from engine.data.runtime.runtimes import RUNTIMES
 from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ExitCode, MemoryFitError, Problem
@@ -74,11 +74,8 @@ class Trainer:
         self.fingerprints, self.tokenizer = read_fingerprints(folder), tokenizer_facts(config.data)
         open_runtime, first = RUNTIMES[config.data.runtime], groups.local_rank == 0
         self.data = open_runtime(folder, job, inherited(NODE_SOCKETS), first)
-        self.validation = self.data.validation()
-        for validated in self.validation.values():
-            self.control.check_same(validated.plan.digest)
-        shares = validation_shares(config.data) if config.data.validation_tokens else {}
-        self.unvalidated = [name for name, share in shares.items() if share and name not in self.validation]
+        self.validation: Mapping[str, PlannedSequences] = {}  # by source
+        self.unvalidated: list[str] = []  # sources whose validation set is empty
         self.copies = most_on_host(job).checkpoint > 0
         self.step, self.cursor = 0, Cursor()
         self.saved = 0  # step of the last checkpoint
@@ -111,6 +108,12 @@ class Trainer:
             self.step, self.saved, self.cursor = state.step, state.step, Cursor.of_json(state.cursor)
             self.skipped = state.skipped
             self.trace.resume(self.control)
+        # The checkpoint has the order of documents, on which the validation sets depend.
+        self.validation = self.data.validation(self.cursor.order)
+        for validated in self.validation.values():
+            self.control.check_same(validated.plan.digest)
+        shares = validation_shares(self.config.data) if self.config.data.validation_tokens else {}
+        self.unvalidated = [name for name, share in shares.items() if share and name not in self.validation]
         self.data.request(self.cursor)
 
     def run(self, stop: Callable[[], bool]) -> int:
@@ -216,7 +219,7 @@ class Trainer:
         if self.ended and self.step < self.config.run.steps:
             line["ended"] = self.ended
         if self.unvalidated:
-            line["unvalidated"] = self.unvalidated  # sources whose validation set is empty
+            line["unvalidated"] = self.unvalidated
         if self.groups.rank == 0:
             self.held.check()
             self.ledger.record(self.step, planned.table, planned.plan)

@@ -84,7 +84,7 @@ class OneByOne(Steps):
     def next(self, cursor: Cursor) -> tuple[SequenceTable, Cursor] | None:
         batch, parts, tokens = self._config.batch_tokens, list[Part](), 0
         places, mixer = dict(cursor.places), self._slow_mixer(cursor)
-        while (drawn := self._draw_one(mixer, places)) is not None:
+        while (drawn := self._draw_one(mixer, places, cursor.order)) is not None:
             name, part, after = drawn
             if parts and tokens + part.length > batch:
                 break
@@ -94,11 +94,12 @@ class OneByOne(Steps):
             mixer.took(name, part.length)
         if not parts:
             return None
-        return self._table(parts), Cursor(cursor.step + 1, cursor.tokens + tokens, places, mixer.state)
+        after = Cursor(cursor.step + 1, cursor.tokens + tokens, places, mixer.state, cursor.order)
+        return self._table(parts), after
 
     def has_ended(self, cursor: Cursor) -> bool:
         """Whether there is no step at a cursor."""
-        return self._draw_one(self._slow_mixer(cursor), cursor.places) is None
+        return self._draw_one(self._slow_mixer(cursor), cursor.places, cursor.order) is None
 
     def _slow_mixer(self, cursor: Cursor) -> SlowMixer:
         weights = weights_at(self._segments, cursor.step, cursor.tokens)
@@ -110,19 +111,19 @@ class OneByOne(Steps):
             mixer.forget(name)
         return mixer
 
-    def _draw_one(self, mixer: SlowMixer, places: Mapping[str, Place]) -> tuple[str, Part, Place] | None:
+    def _draw_one(self, mixer: SlowMixer, places: Mapping[str, Place], order: int) -> tuple[str, Part, Place] | None:
         while (name := mixer.choose()) is not None:
-            if (found := self._part_at(name, places.get(name, Place()))) is not None:
+            if (found := self._part_at(name, places.get(name, Place()), order)) is not None:
                 return name, *found
             if self._exhausted[name] == "stop":
                 return None
             mixer.drop(name)
         return None
 
-    def _part_at(self, name: str, place: Place) -> tuple[Part, Place] | None:
+    def _part_at(self, name: str, place: Place, order: int) -> tuple[Part, Place] | None:
         corpus, begin = self.corpora[self._number[name]], place
         while place.epoch == 0 or self._exhausted[name] == "repeat":
-            documents, blocks = self._window(name, place.epoch, place.window)
+            documents, blocks = self._window(name, order, place.epoch, place.window)
             if place.document < len(documents.inputs):
                 block, document, inputs, content = (column.item(place.document) for column in documents)
                 length = inputs - place.start

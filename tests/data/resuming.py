@@ -83,8 +83,8 @@ class ValidatedFrom(StepsFrom):
     """Steps, and the validation sets as they are after each of them."""
 
     def take(self) -> Any | None:
-        step = super().take()
-        return step and (step, {name: columns(table) for name, table in self.steps.validation().items()})
+        step, sets = super().take(), self.steps.validation(self.cursor.order)
+        return step and (step, {name: columns(table) for name, table in sets.items()})
 
 
 class PlansFrom:

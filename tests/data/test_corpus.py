@@ -365,7 +365,7 @@ class ContentFrom(StepsFrom):
         return found and (step, self.content(found[0]))
 
     def validation(self) -> Any:
-        sets = self.steps.validation()
+        sets = self.steps.validation(self.cursor.order)
         return {name: (columns(table), self.content(table)) for name, table in sets.items()}
 
 

@@ -15,6 +15,7 @@ from engine.config.schema import Config
 from engine.data import order, overview
 from engine.data.bigrams import BigramCounts
 from engine.data.corpus import TextCorpus
+from engine.data.order import ORDER
 from engine.data.overview import Corpora, Overview
 from engine.data.pack import pack
 from engine.data.parts import is_packed
@@ -78,7 +79,7 @@ def test_documents_of_both_sides_are_counted(write_files: WriteFiles, make_confi
     corpora = packed(make_config(write_files(MANY), "data.validation_share=0.25", "data.validation_tokens=1M"))
     found = corpora.overview
     assert found is not None and found.training + found.validation == 200 and 30 <= found.validation <= 70
-    (table,) = corpora.steps.validation().values()
+    (table,) = corpora.steps.validation(ORDER).values()
     assert len({*zip(table.block.tolist(), table.document.tolist(), strict=True)}) == found.validation
     seen, cursor = set[tuple[int, int]](), Cursor()
     while not cursor.places or cursor.places["data"].epoch == 0:
@@ -145,10 +146,10 @@ def test_of_many_documents_the_first_windows_are_read(
     assert not corpora.are_few and corpora.overview is None and parts(corpora) == [set()]
     corpora.pack_first(Cursor(), print)
     (first,) = parts(corpora)
-    needed = {block for _, block in (*corpora.steps.upcoming(Cursor(), 0), *corpora.steps.validating())}
+    needed = {block for _, block in (*corpora.steps.upcoming(Cursor(), 64), *corpora.steps.validating(ORDER))}
     assert first == needed and len(first) < 50, "a window for training, and some of 100 blocks for validation"
     step = corpora.steps.next(Cursor())
-    assert step is not None and corpora.steps.validation()
+    assert step is not None and corpora.steps.validation(ORDER)
     (read,) = parts(corpora)
     assert first <= read and len(read) < 50
     for _ in range(20):
@@ -180,7 +181,7 @@ def test_a_small_source_among_large_ones_is_not_counted(many: Path, tmp_path: Pa
         "data.mix={many: 3, few: 1}",
     ]
     corpora = packed(make_config(many, *sources))
-    assert corpora.overview is None and [len(found) for found in parts(corpora)] == [4, 1]
+    assert corpora.overview is None and [len(found) for found in parts(corpora)] == [8, 1]
     assert corpora.fingerprints.keys() == {"many", "few"}
 
 

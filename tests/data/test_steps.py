@@ -16,6 +16,7 @@ from engine.config.schema import Schedule, Segment
 from engine.data import draws, order
 from engine.data import steps as module
 from engine.data.mixture import SCALE
+from engine.data.order import ORDER
 from engine.data.steps import Cursor, Place, SequenceTable, Steps, fitting
 from engine.errors import DataError
 from tests.data.memory import Exhausted, Memory, config_of, epochs, pieces, rows, run, same, steps_of
@@ -159,7 +160,7 @@ def test_validation_documents_are_never_trained_on(blocks: Blocks, held: set[int
     lengths = list(chain.from_iterable(blocks))
     expected = {number for number, length in enumerate(lengths) if length} - held
     steps = steps_of([corpus], config_of(batch, 5, long=long, validation_tokens=10_000))  # type: ignore[arg-type]
-    validated = {n for table in steps.validation().values() for n, *_ in pieces(table, [corpus])}
+    validated = {n for table in steps.validation(ORDER).values() for n, *_ in pieces(table, [corpus])}
     assert validated == {number for number in held if number < len(lengths) and lengths[number]}
     if not expected:
         with pytest.raises(DataError) as caught:
@@ -189,18 +190,39 @@ def test_the_order_depends_on_seed_source_and_epoch_only() -> None:
     assert len(orders | {tuple(order_of(0, 0, "other"))}) == 10
 
 
-def test_the_order_of_a_seed_is_the_same_on_every_machine() -> None:
+@pytest.mark.parametrize(("number", "expected"), [(1, [0, 4, 6, 2, 5, 7, 3, 1]), (2, [2, 0, 3, 1, 7, 5, 6, 4])])
+def test_the_order_of_a_seed_is_the_same_on_every_machine(number: int, expected: list[int]) -> None:
     """A run that resumes with another numpy must see the documents in the same order."""
     corpus = Memory([[1] * 4, [1] * 4])
-    ((table, _),) = run(steps_of([corpus], config_of(8, 1, seed=7)), 1)
-    assert [number for number, *_ in pieces(table, [corpus])] == [0, 4, 6, 2, 5, 7, 3, 1]
+    ((table, _),) = run(steps_of([corpus], config_of(8, 1, seed=7)), 1, Cursor(order=number))
+    assert [number for number, *_ in pieces(table, [corpus])] == expected
+
+
+@pytest.mark.parametrize("saved", [1, 2])
+def test_a_run_keeps_the_number_of_its_order(saved: int) -> None:
+    """Checkpoints of the first order have no number."""
+    corpora = [Memory([[3, 5] * 4] * 30, name, validation=range(0, 200, 3)) for name in "ab"]
+    steps = steps_of(corpora, config_of(40, 4, validation_tokens=50))
+    found = run(steps, 12, Cursor(order=saved))
+    assert {cursor.order for _, cursor in found} == {saved}
+    state = found[3][1].to_json()
+    assert state["order"] == saved
+    if saved == 1:
+        del state["order"]
+    resumed = Cursor.of_json(json.loads(json.dumps(state)))
+    again = run(steps_of(corpora, config_of(40, 4)), 8, resumed)
+    assert all(same(one, other) for (one, _), (other, _) in zip(again, found[4:], strict=True))
+    other = run(steps, 12, Cursor(order=3 - saved))
+    assert not all(same(one, two) for (one, _), (two, _) in zip(found, other, strict=True))
+    sets = [steps.validation(number)["a"] for number in (saved, saved, 3 - saved)]
+    assert same(sets[0], sets[1]) and not same(sets[0], sets[2])
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 4, 9, 12, 13, 99])
 def test_the_validation_set_is_as_large_as_fits(tokens: int) -> None:
     """Shuffled: in the order of names, a small set would be one or two documents."""
     corpus = Memory([[7, 10, 7, 3]], validation=[1, 3])
-    found = steps_of([corpus], config_of(9, context=4, validation_tokens=tokens)).validation()
+    found = steps_of([corpus], config_of(9, context=4, validation_tokens=tokens)).validation(ORDER)
     shuffled = [(1, 4, 4), (1, 0, 4), (1, 8, 2), (3, 0, 3)]
     total, expected = 0, []
     for piece in shuffled:
@@ -213,21 +235,23 @@ def test_the_validation_set_is_as_large_as_fits(tokens: int) -> None:
 
 
 def test_without_validation_documents_there_is_no_set() -> None:
-    assert steps_of([Memory([[7, 10]])], config_of(9, 4, validation_tokens=100)).validation() == {}
+    assert steps_of([Memory([[7, 10]])], config_of(9, 4, validation_tokens=100)).validation(ORDER) == {}
 
 
 def test_a_small_validation_set_is_of_many_documents() -> None:
-    """Of the first windows, until they have four times the inputs."""
-    corpus = Memory([[100] * 10] * 100, validation=range(0, 1000, 2))
-    (table,) = steps_of([corpus], config_of(9, 50, validation_tokens=1000)).validation().values()
-    assert table.length.sum() == 1000 and len({number for number, *_ in pieces(table, [corpus])}) > 12
-    assert len({*corpus.opened}) == 8, "two windows of 20 documents of 100 inputs"
+    """Of the first windows, until they have four times the inputs: 8 blocks of 5 documents of 100 inputs."""
+    for number in (1, 2):
+        corpus = Memory([[100] * 10] * 100, validation=range(0, 1000, 2))
+        (table,) = steps_of([corpus], config_of(9, 50, validation_tokens=1000)).validation(number).values()
+        assert table.length.sum() == 1000 and len({number for number, *_ in pieces(table, [corpus])}) > 12
+        assert len({*corpus.opened}) == 8
 
 
-def test_few_validation_documents_are_looked_for_in_a_part_of_a_large_source() -> None:
+@pytest.mark.parametrize(("number", "blocks"), [(1, 16 * 4), (2, 1 + 1 + 2 + 13 * 4)])
+def test_few_validation_documents_are_looked_for_in_a_part_of_a_large_source(number: int, blocks: int) -> None:
     corpus = Memory([[100] * 10] * 100, validation=[0])
-    steps_of([corpus], config_of(9, 50, validation_tokens=1000)).validation()
-    assert len({*corpus.opened}) == 16 * 4
+    steps_of([corpus], config_of(9, 50, validation_tokens=1000)).validation(number)
+    assert len({*corpus.opened}) == blocks
 
 
 def test_labels_that_are_masked_are_no_loss_tokens() -> None:
@@ -313,7 +337,7 @@ def test_segments_change_the_weights_of_a_run() -> None:
 def test_a_source_that_is_not_in_the_mixture_is_for_validation() -> None:
     corpora = [Memory([[9] * 10], "a", validation=[1, 2]), Memory([[9] * 10], "b"), Memory([[4] * 10], "c", share=1.0)]
     steps = steps_of(corpora, config_of(40, 9, validation_tokens=60), {"a": 1, "b": 2})
-    sets = steps.validation()
+    sets = steps.validation(ORDER)
     assert sets.keys() == {"a", "c"}, "no document of b is held out"
     assert {n for n, *_ in pieces(sets["a"], corpora)} == {1, 2}
     assert sets["c"].length.sum() == 20, "the sources divide the inputs"
@@ -322,7 +346,7 @@ def test_a_source_that_is_not_in_the_mixture_is_for_validation() -> None:
 
 def test_a_source_without_a_share_takes_nothing_of_the_validation_set() -> None:
     corpora = [Memory([[9] * 10], "a", share=0.0), Memory([[4] * 10], "c", share=1.0)]
-    sets = steps_of(corpora, config_of(40, 9, validation_tokens=40), {"a": 1}).validation()
+    sets = steps_of(corpora, config_of(40, 9, validation_tokens=40), {"a": 1}).validation(ORDER)
     assert list(sets) == ["c"] and sets["c"].length.sum() == 40
 
 
@@ -461,10 +485,12 @@ def test_blocks_are_said_for_as_many_bytes_as_are_wanted() -> None:
     """In the order in which they are needed; sources alternate by windows."""
     corpora = [Memory([[5]] * 40, "a"), Memory([[5]] * 6, "b")]
     steps = steps_of(corpora, config_of(20, 5))
-    said = list(steps.upcoming(Cursor(), 10 * MIB))
-    assert [name for name, _ in said] == ["a"] * 4 + ["b"] * 4 + ["a"] * 4 + ["b"] * 2 + ["a"] * 4
+    said = list(steps.upcoming(Cursor(), 10 * MIB))  # a token is a byte
+    assert [name for name, _ in said] == ["a", "b"] * 2 + ["a"] * 2 + ["b"] * 2 + ["a"] * 4 + ["b"] * 2
+    first = [name for name, _ in steps.upcoming(Cursor(order=1), 10 * MIB)]
+    assert first == ["a"] * 4 + ["b"] * 4 + ["a"] * 4 + ["b"] * 2
     assert sorted(block for name, block in said if name == "b") == list(range(6)), "it has no more"
-    run(steps, 4)
+    run(steps, 3)
     opened = list(dict.fromkeys(corpora[0].opened))
     assert opened == [block for name, block in said if name == "a"][: len(opened)]
 
@@ -487,11 +513,11 @@ def test_blocks_of_a_source_for_validation_are_not_said() -> None:
 def test_blocks_of_the_validation_set_are_said() -> None:
     corpora = [Memory([[5]] * 10, "a", share=0.0), Memory([[5]] * 10, "b", validation=range(10))]
     steps = steps_of(corpora, config_of(20, 5, validation_tokens=5))
-    said = list(steps.validating())
-    assert len(said) == 4 and {name for name, _ in said} == {"b"}
-    steps.validation()
-    assert [("b", block) for block in corpora[1].opened[:4]] == said
-    assert list(steps_of(corpora, config_of(20, 5)).validating()) == []
+    said = list(steps.validating(ORDER))
+    assert len(said) == 1 and {name for name, _ in said} == {"b"}
+    steps.validation(ORDER)
+    assert [("b", corpora[1].opened[0])] == said and len(list(steps.validating(1))) == 4
+    assert list(steps_of(corpora, config_of(20, 5)).validating(ORDER)) == []
 
 
 def test_windows_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,7 +531,7 @@ def test_windows_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_kept_window_has_four_numbers_of_8_bytes_for_each_document() -> None:
     """A window of 16 MiB may have 160,000 documents, and two are kept for each source."""
-    corpus = Memory([[5] * 10_000] * 4, share=0.0)
+    corpus = Memory([[5] * 40_000], share=0.0)
     steps = steps_of([corpus], config_of(20, 5))
     tracemalloc.start()
     try:

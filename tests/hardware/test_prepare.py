@@ -8,6 +8,7 @@ from engine.config.load import load, read_resolved
 from engine.cost.calibration import NEVER_S
 from engine.cost.model import machine
 from engine.data.opening import open_run
+from engine.data.order import ORDER
 from engine.data.overview import Corpora
 from engine.data.steps import Cursor, Steps
 from engine.errors import ConfigError, MemoryFitError
@@ -97,5 +98,5 @@ def test_a_rank_can_start_from_the_folder(tmp_path: Path) -> None:
     assert step is not None
     table, after = step
     assert len(table) == 2 and set(table.length.tolist()) == {1001}, "a step gives each of two ranks a document"
-    assert steps.validation() == {} and after.tokens == table.length.sum()
+    assert steps.validation(ORDER) == {} and after.tokens == table.length.sum()
     assert Corpora(found).fingerprints == read_fingerprints(folder)

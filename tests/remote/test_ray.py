@@ -14,6 +14,7 @@ import pytest
 
 from engine.control.processes import is_stopped
 from engine.data.blocks.texts import Texts
+from engine.data.order import ORDER
 from engine.data.runtime.process import PlanningProcess
 from engine.job import Job
 from tests.data.blocks.conformance import Documents, Given, TestBlocks, given_texts  # noqa: F401
@@ -71,8 +72,8 @@ def test_a_late_answer_is_refused(over_ray: PlanningProcess) -> None:
 
 
 def test_validation_sets_are_those_of_the_local_runtime(rig: Rig) -> None:
-    expected = rig.reference.steps.validation()
-    found = rig.trio.validation()
+    expected = rig.reference.steps.validation(ORDER)
+    found = rig.trio.validation(ORDER)
     assert found[0].keys() == expected.keys() == {"texts", "rows"}
     for name, table in expected.items():
         sets = [of_rank[name] for of_rank in found]

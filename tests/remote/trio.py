@@ -133,8 +133,8 @@ class Trio:
     def take(self) -> list[Planned]:
         return [rank.take() for rank in self.ranks]
 
-    def validation(self) -> list[dict[str, PlannedSequences]]:
-        return [rank.validation() for rank in self.ranks]
+    def validation(self, order: int) -> list[dict[str, PlannedSequences]]:
+        return [rank.validation(order) for rank in self.ranks]
 
     def view(self) -> View:
         found: View = self.ask(view)

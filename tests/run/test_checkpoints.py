@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from engine.config.load import load
 from engine.data.steps import Cursor, Place
 from engine.errors import CheckpointError, Problem, StorageError
 from engine.folders import remove_ruins
@@ -225,16 +226,23 @@ def test_beginning_reads_the_state_and_hashes_nothing(tmp_path: Path) -> None:
     flip(folder)
     assert read_state(folder) == state(1)
     asked: list[Any] = []
+
+    def validation(order: int) -> dict[str, Any]:
+        asked.append(order)
+        return {}
+
     trainer = SimpleNamespace(
+        config=load(["recipe=quickstart", "data.validation_tokens=0"]),
         fingerprints={"data": "f"},
         tokenizer=None,
         engine=SimpleNamespace(load=asked.append),
         trace=SimpleNamespace(resume=asked.append),
         control="control",
-        data=SimpleNamespace(request=asked.append),
+        data=SimpleNamespace(request=asked.append, validation=validation),
     )
     Trainer.begin(trainer, folder)  # type: ignore[arg-type]
-    assert asked == [folder, "control", Cursor(1, 100, {"data": Place(0, 0, 7)})]
+    cursor = Cursor(1, 100, {"data": Place(0, 0, 7)})
+    assert asked == [folder, "control", cursor.order, cursor]
     unmanifest(folder)
     with refused(CheckpointError, f"{tmp_path}/step-00000001") as problems:
         read_state(folder)

@@ -106,7 +106,7 @@ def test_a_trainer_meets_its_neighbours_before_any_step(tmp_path: Path, monkeypa
     context = SimpleNamespace(comm=SimpleNamespace(meet=lambda peers, device: met.append((peers, device))))
     monkeypatch.setattr(loop, "build", lambda *given: (None, None, context))
     monkeypatch.setattr(loop, "Trace", lambda *given: None)
-    monkeypatch.setitem(RUNTIMES, "local", lambda *given: SimpleNamespace(validation=dict))
+    monkeypatch.setitem(RUNTIMES, "local", lambda *given: SimpleNamespace())
     cpu = torch.device("cpu")
     (tmp_path / "summary.json").write_text('{"fingerprints": {"data": "f"}}')
     control = SimpleNamespace(gather=lambda value: [TOKEN])
@@ -133,15 +133,18 @@ def test_metrics_name_the_sources_whose_validation_set_is_empty(
     of_sets = {name: SimpleNamespace(plan=SimpleNamespace(digest="0")) for name in sets}
     monkeypatch.setattr(loop, "build", lambda *given: (None, None, SimpleNamespace(comm=Mock())))
     monkeypatch.setattr(loop, "Trace", Mock())
-    monkeypatch.setitem(RUNTIMES, "local", lambda *given: SimpleNamespace(validation=lambda: of_sets))
+    monkeypatch.setitem(
+        RUNTIMES, "local", lambda *given: SimpleNamespace(validation=lambda order: of_sets, request=Mock())
+    )
     (tmp_path / "summary.json").write_text('{"fingerprints": {}}')
     if any("mix" in one for one in overrides):
         overrides = [*overrides, *(f"data.sources.{name}.path={name}.jsonl" for name in ("web", "code", "held"))]
     groups: Any = SimpleNamespace(rank=0, hdp_rank=0, local_rank=0, control=Control(0), device=None, mesh=Mesh(2))
-    unvalidated = Trainer(RunFolder(tmp_path), load(["recipe=quickstart", *overrides]), groups).unvalidated
-    assert unvalidated == empty
+    begun = Trainer(RunFolder(tmp_path), load(["recipe=quickstart", *overrides]), groups)
+    begun.begin(None)
+    assert begun.unvalidated == empty
     trainer = trainer_without_a_model(tmp_path, monkeypatch)
-    trainer.data, trainer.unvalidated = Ahead(2), unvalidated
+    trainer.data, trainer.unvalidated = Ahead(2), begun.unvalidated
     trainer.one_step(lambda: False)
     (line,) = read_metrics(tmp_path / "metrics.jsonl")
     assert line.get("unvalidated", []) == empty

@@ -58,8 +58,8 @@ class LocalRuntime:
     def take(self) -> Planned:
         return received_step(self._answers.answer())
 
-    def validation(self) -> dict[str, PlannedSequences]:
-        self._answers.ask(StepPlanner.validation)
+    def validation(self, order: int) -> dict[str, PlannedSequences]:
+        self._answers.ask(StepPlanner.validation, order)
         return received_sets(self._answers.answer())
 
     def input_reader(self, planned: PlannedSequences) -> partial[RankInputs]:

@@ -7,21 +7,19 @@ different plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
-from engine.data.blocks.blocks import BlockId
-from engine.data.corpus import TextCorpus
 from engine.data.opening import Sources
 from engine.data.quarantine import Unusable
 from engine.data.runtime.constructor import RankFiles
 from engine.data.runtime.runtime import Planned, PlannedSequences
-from engine.data.steps import TOKEN_BYTES, Cursor, SequenceTable, Steps
+from engine.data.steps import Cursor, SequenceTable, Steps
 from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.simulator.timeline import simulate, useful
 
-_AHEAD_STEPS = 4  # whose blocks are packed ahead, if tokens have TOKEN_BYTES bytes of text
+_AHEAD_STEPS = 4  # whose blocks are packed ahead
 
 # Answers in serialised form: the plan in bytes, and the other fields of Planned.
 Sent = tuple[SequenceTable, bytes, float, float, int, Cursor, list[Unusable], str | None]
@@ -48,16 +46,11 @@ class StepPlanner:
     def __init__(self, sources: Sources, job: Job) -> None:
         self.settings, self.blocks = job.settings, sources.blocks
         self.steps = Steps(sources.corpora, job.config)
-        self.ahead = _AHEAD_STEPS * TOKEN_BYTES * job.config.batch_tokens
-
-    def _of_texts(self, blocks: Iterable[BlockId]) -> Iterator[BlockId]:
-        """Yield the blocks of sources of texts; token files need no packing."""
-        texts = {corpus.name for corpus in self.steps.corpora if isinstance(corpus, TextCorpus)}
-        return (block for block in blocks if block.source in texts)
+        self.ahead = _AHEAD_STEPS * job.config.batch_tokens
 
     def step(self, cursor: Cursor) -> Sent:
         """Plan the step at a cursor. It is simulated here too, because that takes as long as planning."""
-        self.blocks.ask(self._of_texts(self.steps.upcoming(cursor, self.ahead)))
+        self.blocks.ask(self.steps.upcoming(cursor, self.ahead))
         found = self.steps.next(cursor)
         assert found is not None, "the run has ended"
         table, after = found
@@ -70,12 +63,12 @@ class StepPlanner:
         flops = self.settings.costs.flops(plan.sequence_lengths)
         return table, plan.to_bytes(), balance, step_s, flops, after, unusable, ended
 
-    def validation(self) -> SentSets:
-        """Plan the validation set of each source."""
-        validating = list(self.steps.validating())
-        self.blocks.ask(self._of_texts(validating))
-        tables = self.steps.validation()
-        self.blocks.keep(self._of_texts(validating))
+    def validation(self, order: int) -> SentSets:
+        """Plan the validation set of each source, as `Steps.validation` does."""
+        validating = list(self.steps.validating(order))
+        self.blocks.ask(validating)
+        tables = self.steps.validation(order)
+        self.blocks.keep(validating)
         return {name: (table, plan_step(table.length, self.settings).to_bytes()) for name, table in tables.items()}
 
     def close(self) -> None:

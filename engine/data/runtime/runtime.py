@@ -66,8 +66,11 @@ class DataRuntime(Protocol):
         """
         ...
 
-    def validation(self) -> dict[str, PlannedSequences]:
-        """Return the validation set of each source that has one. Raises errors as `take` does."""
+    def validation(self, order: int) -> dict[str, PlannedSequences]:
+        """Return the validation set of each source that has one, in a run with the order of documents `Cursor.order`.
+
+        Raises errors as `take` does.
+        """
         ...
 
     def input_reader(self, planned: PlannedSequences) -> Callable[[MicroBatch], RankInputs]:

@@ -14,6 +14,7 @@ from engine.data.blocks.blocks import Range, Slice
 from engine.data.corpus import Reader
 from engine.data.inputs import RankInputs, rank_inputs
 from engine.data.opening import list_blocks, open_sources
+from engine.data.order import ORDER
 from engine.data.runtime.constructor import Constructor
 from engine.data.runtime.planner import StepPlanner, received_sets, received_step
 from engine.data.steps import Cursor, SequenceTable
@@ -82,7 +83,7 @@ def test_steps_and_validation_sets_of_all_kinds_of_sources(
     (tmp_path / "files").mkdir()
     made, names = Constructor(counting, tmp_path / "files", range(ranks)), reader.names
     used = 0
-    for number, planned in enumerate(received_sets(planner.validation()).values()):
+    for number, planned in enumerate(received_sets(planner.validation(ORDER)).values()):
         used += check(made, reader, f"validation-{number}", planned.table, planned.plan, names)
     cursor, masked, split = Cursor(), 0, 0
     for step in range(STEPS):

@@ -14,6 +14,7 @@ from engine.data.blocks.local_blocks import LocalBlocks
 from engine.data.blocks.served import SentLengths, Served, received_lengths
 from engine.data.blocks.texts import Texts
 from engine.data.opening import MakeBlocks, list_blocks, open_sources
+from engine.data.order import ORDER
 from engine.data.runtime.planner import StepPlanner, received_sets, received_step
 from engine.data.steps import Cursor
 from engine.job import Job
@@ -60,7 +61,7 @@ def planner_of(config: Config, make_blocks: MakeBlocks) -> StepPlanner:
 def test_steps_that_are_planned_from_sent_lengths_are_those_of_local_blocks(config: Config) -> None:
     """Tables with loss tokens, plans, cursors and the documents that were left out; also validation sets."""
     local, sent = planner_of(config, LocalBlocks), planner_of(config, SentBlocks)
-    sets, other_sets = (received_sets(planner.validation()) for planner in (local, sent))
+    sets, other_sets = (received_sets(planner.validation(ORDER)) for planner in (local, sent))
     assert sets.keys() == other_sets.keys() == {"texts", "rows", "packed"}
     for name, one in sets.items():
         assert same(one.table, other_sets[name].table) and one.plan.digest == other_sets[name].plan.digest
@@ -79,7 +80,7 @@ def test_a_planner_asks_for_blocks_of_texts_alone(config: Config) -> None:
     planner = planner_of(config, SentBlocks)
     blocks = planner.blocks
     assert isinstance(blocks, SentBlocks)
-    planner.validation()
+    planner.validation(ORDER)
     assert {block.source for block in blocks.kept} == {"texts", "rows"} and blocks.asked == blocks.kept
     planner.step(Cursor())
     assert {block.source for block in blocks.asked} == {"texts", "rows"}
