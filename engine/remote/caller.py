@@ -49,6 +49,10 @@ class RoleLostError(BytescaleError):
     """No actor has this role any more, and none will have it again."""
 
 
+def _lost(role: str) -> RoleLostError:
+    return RoleLostError(f"the data plane has no {role} any more")
+
+
 class _Call:
     """A call that has no answer yet."""
 
@@ -78,6 +82,9 @@ class Caller:
         """
         call = _Call(role, method, arguments)
         with self._changed:
+            if self._view.version > 0 and role not in self._view.members:
+                call.future.set_exception(_lost(role))
+                return call.future
             self._calls.add(call)
             member = self._assign(call)
             if self._thread is None:
@@ -118,7 +125,7 @@ class Caller:
         for call, member in again:
             self._send(call, member)
         for call in lost:
-            call.future.set_exception(RoleLostError(f"the data plane has no {call.role} any more"))
+            call.future.set_exception(_lost(call.role))
 
     def _is_due(self, call: _Call) -> bool:
         return call.unanswered is not None and self._clock() - call.unanswered >= _RETRY_S

@@ -188,13 +188,23 @@ class Supervisor:
             if before is not None and before.actor in self._actors:
                 able = [actor for actor in free if actor.name == before.actor]  # wait for its first beat
             else:
-                able = [one for one in free if host_of(role) in (None, one.host) and one.name not in owned]
-                able.sort(key=lambda one: one.host)
+                hosts = self._roomiest() if host_of(role) is None else [host_of(role)]
+                able = [one for one in free if one.host in hosts and one.name not in owned]
             if able:
                 free.remove(chosen := able[0])
                 self.view = replace(self.view, epoch=self.view.epoch + 1)
                 chosen.role, chosen.epoch = role, self.view.epoch
                 chosen.taking = self.fleet.become(chosen.name, role, chosen.epoch)
+
+    def _roomiest(self) -> list[int]:
+        """Return the hosts with most actors for any role, also such as still start: for a role that any host can have.
+
+        From another host it would take the standby, so that one more is started there than is needed.
+        """
+        free = Counter(actor.host for actor in self._actors.values() if actor.role is None)
+        taking = {actor.role for actor in self._actors.values()}
+        free.subtract(host for role in self._vacant if role not in taking and (host := host_of(role)) is not None)
+        return [host for host, count in free.items() if count == max(free.values())]
 
     def _free(self) -> Iterator[_Actor]:
         """Yield the warm actors without a role."""

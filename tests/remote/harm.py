@@ -8,15 +8,19 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+import pytest
 
 from engine.data.steps import Cursor
+from engine.job import Job
 from engine.remote.view import View
 from engine.run.folder import RunFolder
-from tests.remote.trio import Reference, Supervised, Trio, state
+from tests.remote.trio import Reference, Supervised, Trio, make_config, prepare, runtimes, state, supervisor
 
 ROLES = ["planner", "host-0", "host-1"]
 HARMED = ["loader", *ROLES, "supervisor"]
@@ -29,6 +33,18 @@ class Struck(NamedTuple):
     seen_s: float  # until the supervisor knew; 0 for a loader and the supervisor itself
     longest_s: float  # step until the role was taken over
     left: bool  # whether the process is still there, even stopped
+
+
+@contextmanager
+def a_run(folder: Path, *more: str) -> Iterator[Rig]:
+    """A run on a Ray that runs (cluster.py), with its supervisor and the runtimes of all ranks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "reference"))
+        run = folder / "-".join(["run", *more])
+        config = make_config(folder, patch, *more)
+        job, made = Job(config), prepare(run, config)
+        with supervisor(made, job) as supervised, runtimes(made, job) as trio:
+            yield Rig(made, supervised, trio, Reference(config))
 
 
 @dataclass
@@ -66,7 +82,7 @@ class Rig:
 
     def until(self, holds: Callable[[], bool]) -> int:
         """Take steps until something holds; return how many arrays differ."""
-        bad, last = 0, time.monotonic() + 60
+        bad, last = 0, time.monotonic() + 200
         while not holds():
             assert time.monotonic() < last
             bad += self.take(1)
@@ -76,7 +92,7 @@ class Rig:
         """Harm the process that has a role at random moments of steps, each time when all standbys are warm."""
         drawn = random.Random(f"{role} {how}")
         for _ in range(moments):
-            bad = self.until(lambda: len(self.trio.actors()) == len(ROLES) + 2)
+            bad = self.until(lambda: len(self.trio.actors()) >= len(ROLES) + 2)
             before, events, steps = self.trio.view(), len(self.events()), len(self.seconds)
             victim = psutil.Process(self.supervisor.pid if role == "supervisor" else self.trio.pid(role))
             self.trio.request(self.cursor)

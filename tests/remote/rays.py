@@ -46,8 +46,8 @@ def listening(pids: Iterator[int] | dict[int, str]) -> set[tuple[str, str]]:
             for handle in Path(f"/proc/{pid}/fd").iterdir():
                 with suppress(OSError):
                     link = os.readlink(handle)  # noqa: PTH115
-                    if link.startswith("socket:[") and (address := sockets.get(link[8:-1])) is not None:
-                        found.add((name, address))
+                    if link.startswith("socket:[") and (at := sockets.get(link[8:-1])) is not None:
+                        found.add((name, at))
     return found
 
 

@@ -121,8 +121,9 @@ def test_a_role_that_is_gone_is_an_error(rig: Rig) -> None:
     rig.publish(view_of(1, host_0=3))
     found = rig.start()
     rig.publish(view_of(2, host_1=4))
-    with pytest.raises(RoleLostError, match="host-0"):
-        found.result(0)
+    for lost in (found, rig.start()):
+        with pytest.raises(RoleLostError, match="host-0"):
+            lost.result(0)
 
 
 def test_the_end_of_the_caller_ends_its_calls(rig: Rig) -> None:

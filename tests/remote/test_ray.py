@@ -16,13 +16,12 @@ from engine.control.processes import is_stopped
 from engine.data.blocks.texts import Texts
 from engine.data.order import ORDER
 from engine.data.runtime.process import PlanningProcess
-from engine.job import Job
 from tests.data.blocks.conformance import Documents, Given, TestBlocks, given_texts  # noqa: F401
 from tests.data.conftest import make_data  # noqa: F401
 from tests.remote import cluster
 from tests.remote.conforming import BlocksOfHosts, OverRay
-from tests.remote.harm import HARMED, ROLES, Rig
-from tests.remote.trio import DEADLINE_S, Reference, make_config, prepare, runtimes, supervisor
+from tests.remote.harm import HARMED, ROLES, Rig, a_run
+from tests.remote.trio import DEADLINE_S
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.world, pytest.mark.long]
@@ -54,12 +53,8 @@ def given_blocks(over_ray: PlanningProcess, given_texts: tuple[Mapping[str, Text
 
 @pytest.fixture(scope="module")
 def rig(folder: Path) -> Iterator[Rig]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder / "reference"))
-        config = make_config(folder, patch)
-        job, run = Job(config), prepare(folder / "run", config)
-        with supervisor(run, job) as supervised, runtimes(run, job) as trio:
-            yield Rig(run, supervised, trio, Reference(config))
+    with a_run(folder) as made:
+        yield made
 
 
 def test_a_late_answer_is_refused(over_ray: PlanningProcess) -> None:

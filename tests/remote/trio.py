@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from socket import socketpair
 from typing import Any
@@ -100,7 +101,7 @@ class Supervised:
         """End it, and return its exit code."""
         with suppress(BrokenPipeError):
             self._process.communicate(timeout=60)
-        return self._process.returncode
+        return int(self._process.returncode)
 
 
 @contextmanager
@@ -150,7 +151,7 @@ class Trio:
         if role != "loader":
             return self.view().members[role].process.pid
         children = psutil.Process(self.pid("host-0")).children()
-        return next(one.pid for one in children if "spawn_main" in " ".join(one.cmdline()))
+        return int(next(one.pid for one in children if "spawn_main" in " ".join(one.cmdline())))
 
 
 def state(bridge: Bridge, role: str) -> dict[str, Any]:
@@ -166,7 +167,8 @@ def view(bridge: Bridge) -> View:
 def actors(bridge: Bridge) -> dict[str, int]:
     from engine.remote.cluster import RayFleet
 
-    fleet, found = RayFleet(bridge._caller._wire._namespace, make_role), dict[str, int]()  # type: ignore[attr-defined]
+    make = partial(make_role, Plane("", []))  # it starts none
+    fleet, found = RayFleet(bridge._caller._wire._namespace, make), dict[str, int]()  # type: ignore[attr-defined]
     for name, answer in {name: fleet.beat(name) for name in fleet.find()}.items():
         with suppress(Exception):
             found[name] = answer.result(1).process.pid

@@ -1,0 +1,100 @@
+"""An actor answers calls of its epoch, with the role that it was given."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from engine.errors import DataError
+from engine.remote.actor import Actor, start_of
+from engine.remote.caller import Answer, Caller
+from engine.remote.view import Process
+
+
+class Counter:
+    """A role that counts, and fails when it is asked to."""
+
+    closed = 0
+
+    def __init__(self, role: str, epoch: int, caller: Caller, scratch: Path) -> None:
+        if role == "broken":
+            raise DataError("cannot be opened")
+        self.role, self.epoch, self.count = role, epoch, 0
+
+    def add(self, number: int) -> int:
+        self.count += number
+        return self.count
+
+    def fail(self) -> None:
+        raise ValueError("no")
+
+    def close(self) -> None:
+        Counter.closed += 1
+
+
+@pytest.fixture
+def actor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Actor]:
+    main = sys.modules["__main__"]
+    if hasattr(main, "__file__"):
+        monkeypatch.setattr(main, "__file__", main.__file__)  # an actor removes it
+    Counter.closed = 0
+    yield Actor(Counter, lambda: (cast(Caller, None), Path("/nowhere")))
+
+
+def test_without_a_role_no_epoch_is_answered(actor: Actor) -> None:
+    assert actor.answer(1, "add", (1,)) == Answer(None, None)
+    assert actor.beat() == (Process(os.getpid(), start_of(os.getpid()) or 0), 0)
+
+
+def test_only_calls_of_its_epoch_are_answered(actor: Actor) -> None:
+    actor.become("counter", 5)
+    assert actor.answer(5, "add", (2,)) == Answer(5, 2)
+    assert actor.answer(4, "add", (2,)) == actor.answer(6, "add", (2,)) == Answer(None, None)
+    assert actor.beat().epoch == 5
+
+
+def test_another_epoch_of_the_same_role_keeps_what_it_has(actor: Actor) -> None:
+    actor.become("counter", 5)
+    actor.answer(5, "add", (2,))
+    actor.become("counter", 7)
+    assert actor.answer(7, "add", (1,)) == Answer(7, 3) and actor.answer(5, "add", (1,)).epoch is None
+    actor.become("other", 8)
+    assert actor.answer(8, "add", (1,)) == Answer(8, 1) and Counter.closed == 1
+
+
+def test_errors_are_answers(actor: Actor) -> None:
+    actor.become("counter", 5)
+    found = actor.answer(5, "fail", ())
+    assert found.epoch == 5 and isinstance(found.error, ValueError)
+
+
+def test_a_role_that_cannot_be_taken_is_the_error_of_each_call(actor: Actor) -> None:
+    """Only the process that needs the role reports it, with the exit code of its error."""
+    actor.become("broken", 5)
+    for _ in range(2):
+        found = actor.answer(5, "add", (1,))
+        assert found.epoch == 5 and isinstance(found.error, DataError)
+    actor.become("counter", 6)
+    assert actor.answer(6, "add", (1,)) == Answer(6, 1)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_process_is_killed_only_if_it_is_the_same(actor: Actor, stopped: bool) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        started = start_of(process.pid)
+        assert started is not None
+        if stopped:
+            process.send_signal(signal.SIGSTOP)
+        actor.kill(Process(process.pid, started + 1))
+        assert process.poll() is None
+        actor.kill(Process(process.pid, started))
+        assert process.wait(10) == -signal.SIGKILL
+    actor.kill(Process(process.pid, started))
+    assert start_of(process.pid) is None
