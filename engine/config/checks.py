@@ -102,6 +102,23 @@ def url_problem(url: str, key: str) -> Problem | None:
 
 
 @_rule
+def loaders_of_ray_are_a_range(config: Config) -> Problem | None:
+    found = config.data.ray.loaders
+    if found is None or found[0] <= found[1]:
+        return None
+    least, most = found
+    return Problem("has more processes at least than at most", "data.ray.loaders", f"data.ray.loaders=[{most},{least}]")
+
+
+@_rule
+def address_of_ray_has_a_port(config: Config) -> Problem | None:
+    address = config.data.ray.address
+    if address is None or 0 < int(address.rpartition(":")[2]) < 1 << 16:
+        return None
+    return Problem(f"has a port that is not between 1 and 65,535: {address}", "data.ray.address", "6379 is Ray's own")
+
+
+@_rule
 def device_memory_has_a_unit(config: Config) -> Problem | None:
     return _tiny_memory(config.cluster.device_memory, "cluster.device_memory", "at least 1 MiB")
 

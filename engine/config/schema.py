@@ -177,6 +177,7 @@ class Balance(Section):
 
 _Path = Annotated[str, Field(min_length=1)]
 FORMATS = "engine.data.sources.formats:FORMATS"
+RUNTIMES = "engine.data.runtime.runtimes:RUNTIMES"
 _Format = Annotated[str, Choice(FORMATS, others=("tokens",))]
 _Encoding = Literal["utf-8", "bytes"]
 # A line's end is hard to type in a shell: `\n` stands for it, as in YAML's double quotes.
@@ -214,6 +215,36 @@ class Segment(Section):
     def start(self) -> int:
         """The step or the number of tokens."""
         return self.step or self.tokens or 0
+
+
+ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}$"
+
+
+class Ray(Section):
+    """The data plane on Ray, for data.runtime=ray."""
+
+    address: str | None = Field(
+        pattern=ADDRESS,
+        examples=["10.0.0.1:6379"],
+        description="HOST:PORT of a Ray cluster that has a node on each host of the run; null: the run starts its own",
+    )
+    loaders: tuple[Annotated[int, Field(ge=1, le=2**20)], ...] | None = Field(
+        min_length=2,
+        max_length=2,
+        examples=["[2,16]"],
+        description="least and most processes of all hosts that read and tokenize documents; null: from one per host "
+        "to data.loaders per host",
+    )
+    standbys: int = Field(ge=0, le=64, description="processes of each kind that wait to replace one that dies")
+    deadline: float = Field(
+        ge=0.5, le=3600, description="seconds without a sign of life after which a process is replaced"
+    )
+    memory: Bytes = Field(
+        ge=2**28,
+        le=2**63 - 1,
+        description="host memory of each node for Ray: objects, in /dev/shm, and processes. The host memory for "
+        "offload is reduced by it",
+    )
 
 
 class Data(Section):
@@ -274,7 +305,10 @@ class Data(Section):
         le=2**31,
         description="broken documents in a row that stop the run; fewer are skipped and listed; 0: the first stops it",
     )
-    runtime: Literal["local"] = Field(description="`ray` is not implemented yet")
+    runtime: Annotated[str, Choice(RUNTIMES)] = Field(
+        description="`local`: each host reads, tokenizes and plans in its own processes; `ray`: on Ray"
+    )
+    ray: Ray
     validation_share: float = Field(
         ge=0, lt=1, description="fraction of the documents held out for validation, chosen by hash"
     )

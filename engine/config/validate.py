@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from engine.config import keys, versions
 from engine.config.explain.spelling import did_you_mean
-from engine.config.schema import DNS_LABEL, DNS_NAME, IMAGE, SOURCE_NAME, WORD, Config, Section
+from engine.config.schema import ADDRESS, DNS_LABEL, DNS_NAME, IMAGE, SOURCE_NAME, WORD, Config, Section
 from engine.config.units import format_of
 from engine.errors import Problem
 
@@ -55,6 +55,7 @@ _PATTERNS = {
     WORD: "may have letters, digits and _ . , : @ + - only, not '{value}'",
     IMAGE: "may have letters, digits and . _ / : @ - only, not '{value}'",
     DNS_NAME: "must be lower-case letters, digits, - and ., and begin and end with a letter or digit, not '{value}'",
+    ADDRESS: "must be HOST:PORT, not '{value}'",
     DNS_LABEL: "must be at most 63 lower-case letters, digits and -, not '{value}'",
 }
 

@@ -39,6 +39,11 @@ CHANGES: dict[int, Change] = {  # ascending
             "model.windowed": [True],
             "model.head_size": None,
             "model.norm_top_k": True,
+            "data.ray.address": None,
+            "data.ray.loaders": None,
+            "data.ray.standbys": 1,
+            "data.ray.deadline": 5.0,
+            "data.ray.memory": 4 << 30,
         }
     ),
 }

@@ -22,7 +22,7 @@ from engine.cost.calibration import Calibration
 from engine.cost.collectives import collectives, expert_collectives, tensor_collectives
 from engine.cost.datasheets import nominal, sheet_peak
 from engine.cost.linear import ffn_share, token_seconds
-from engine.cost.sizes import element_bytes, parameters, update_bytes
+from engine.cost.sizes import element_bytes, parameters, ray_bytes, update_bytes
 from engine.cost.stages import stages, work_shares
 from engine.cost.states import states
 from engine.cost.times import Rates, rounds_per_call, unsplit_times
@@ -64,7 +64,7 @@ class Costs:
     backward_hop_bytes: int  # dK,dV of a token in all layers, sent once
     forward_rings: int  # passes in which K,V travel: 2, or 3 if the forward pass is recomputed
     counts_bytes: int  # of a shard's message of expert counts, sent once in each hop of its rounds; 0 without counts
-    host_fixed_bytes: int = 0  # model states on the host
+    host_fixed_bytes: int = 0  # model states on the host, and the share of Ray's memory (sizes.py)
     closing_bytes: int = 0  # in addition to the states at the end of a step, after activations are released
     filling_bytes: int = 0  # part of `fixed_bytes` that a step allocates only during its first backward pass
     in_flight: int = 1  # micro-batches whose activations a device holds at once, counted in `token_bytes`
@@ -273,7 +273,7 @@ def _bytes(config: Config, ranks: int) -> list[dict[str, Any]]:
                 "closing_bytes": held[stage].closing,
                 "filling_bytes": held[stage].filling,
                 # The same for all stages, because limits of host memory are: each subtracts it from a rank's memory.
-                "host_fixed_bytes": max(one.host for one in held),
+                "host_fixed_bytes": max(one.host for one in held) + ray_bytes(config),
             }
         )
     return found

@@ -103,3 +103,10 @@ def pinned(size: int, many: bool = False) -> int:
     If `size` is the sum of `many` tensors, returns an upper bound: twice the size.
     """
     return 2 * size if many else 1 << (size - 1).bit_length() if size else 0
+
+
+def ray_bytes(config: schema.Config) -> int:
+    """A rank's share of the host memory that Ray has on its node; 0 without Ray, or if the host gives tensors none."""
+    if config.data.runtime != "ray" or not config.cluster.host_memory:
+        return 0
+    return -(-config.data.ray.memory // config.cluster.ranks_per_node)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from engine.cost.allowance import Allowance
+from engine.cost.sizes import ray_bytes
 from engine.cost.states import states
 from engine.cost.table import letters
 from engine.job import Job
@@ -37,6 +38,7 @@ _JSON = (
     "checkpoint",
     "peak",
     "fits",
+    "ray",
     "node",
     "stage",
 )
@@ -52,13 +54,14 @@ class Estimate:
     context: int  # CUDA context and libraries
     fragmentation: int
     device_total: int  # memory of the device
-    host: int  # on the host: model states, offloaded activations, and `checkpoint`
+    host: int  # on the host: model states, offloaded activations, `checkpoint` and `ray`
     host_total: int  # host memory of a rank
     headroom: int  # of the device, left free
     host_headroom: int  # of the host, left free
     checkpoint: int = (
         0  # copy of rank 0's states, from which a checkpoint is written; 0 if the host has no memory for it
     )
+    ray: int = 0  # the rank's share of what Ray has on its node
     node: str = ""  # the rank's node, if ranks differ in memory
     stage: int = 0  # of the pipeline: the one that needs the most memory
 
@@ -209,6 +212,7 @@ def _of(job: Job, rank: int, load: Load) -> Estimate:
         headroom=allowance.free(total),
         host_headroom=allowance.free(host_total),
         checkpoint=copy,
+        ray=ray_bytes(config),
         node=settings.host(rank) if len(_kinds(settings)) > 1 else "",
         stage=stage,
     )

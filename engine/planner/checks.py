@@ -68,6 +68,7 @@ def check_memory(step_tokens: int, settings: PlanSettings) -> None:
         needs, given = format_apart(states, states + settings.host_memory)
         message = f"the model states on the host need {needs} per rank, but a rank has only {given} of host memory"
         hint = "use more ranks, or set zero.weights_on_host or optimizer.on_host to false"
+        hint += "; with data.runtime=ray, also Ray's data.ray.memory is counted"
         raise MemoryFitError(message, key="cluster.host_memory", hint=hint)
     tokens = min(settings.capacity, step_tokens)
     if settings.full_fits and tokens <= settings.largest_capacity:

@@ -156,6 +156,7 @@ def memory_rows(found: Estimate) -> list[Triple]:
     device = [*memory_parts(found).items(), ("peak", found.peak)]
     device += [("headroom, left free", found.headroom), ("device total", found.device_total)]
     host = [("on the host", found.host), ("of it for checkpoints", found.checkpoint)]
+    host += [("of it for Ray", found.ray)] if found.ray else []
     host += [("headroom, left free", found.host_headroom), ("host total", found.host_total)]
     return [
         (name, f"{size / unit:,.2f}", f"{size / of:.0%}" if of else "")

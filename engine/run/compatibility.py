@@ -29,7 +29,7 @@ _NO_LONGER = frozenset({"zero.stage", "optimizer.on_host"})
 _SAME_RUN = (
     *("recipe", "capacity", "recompute", "mlp_tile", "compile", "model.name", "optimizer.on_host"),
     *("cluster.*", "parallel.*", "planner.*", "zero.*", "offload.*", "lengths.*", "slurm.*", "k8s.*"),
-    *("data.cache", "data.spool", "data.loaders", "data.quarantine_after"),
+    *("data.cache", "data.spool", "data.loaders", "data.quarantine_after", "data.runtime", "data.ray.*"),
     *("run.out", "run.steps", "run.validate_every", "run.checkpoint_every", "run.restarts", "run.trackers"),
     *("run.keep_checkpoints", "run.keep_every", "run.keep_best", "run.remote"),
     *("run.on_nan", "run.max_skips", "run.notice_file", "run.chaos"),

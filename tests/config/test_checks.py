@@ -35,6 +35,7 @@ def config(*overrides: str) -> Config:
         ["context=8K", "cluster.hostfile=hosts"],
         ["cluster.device_memory=1MiB", "cluster.host_memory=1MiB"],
         ["cluster.host_memory=0"],
+        ["data.ray.loaders=[2,2]", "data.ray.address='[::1]:65535'"],
         ["slurm.time='0'"],  # no limit
         ["slurm.time='3'"],
         ["slurm.time='2:01'"],

@@ -43,6 +43,7 @@ def make_data() -> Callable[..., schema.Data]:
             "loaders": None,
             "quarantine_after": 0,
             "runtime": "local",
+            "ray": {"address": None, "loaders": None, "standbys": 1, "deadline": 5.0, "memory": 4 << 30},
             "validation_share": 0.0,
             "validation_tokens": 1024,
         }

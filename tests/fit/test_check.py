@@ -12,12 +12,14 @@ import pytest
 
 from bytescale_cli.main import run
 from engine.config.load import load
+from engine.data.runtime.runtimes import RUNTIMES
 from engine.fit import check, machine
 from engine.fit.check import fit_error
 from engine.fit.estimate import estimate
 from engine.fit.largest import largest_capacity
 from engine.fit.problem import fit_problem
 from engine.job import Job
+from engine.report.words import memory_rows
 from engine.units import PPM
 from tests.covering import in_turn
 from tests.presets import LLAMA3_8B_256K, LLAMA7B_2M, LLAMA7B_256K
@@ -63,6 +65,21 @@ def test_model_states_on_the_host_leave_less_for_a_ratio() -> None:
     found = problem(*keys, "context=64K", "cluster.host_memory=28GiB")
     assert found is not None
     assert "puts 27.3 GiB on the host in addition to 4.1 GiB of model states, 31.4 GiB in total" in found[1]
+
+
+def test_the_memory_of_ray_is_taken_from_that_for_offload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank of a node has a share of it, and `estimate-memory` shows that share."""
+    monkeypatch.setitem(RUNTIMES, "ray", RUNTIMES["local"])  # type: ignore[index]
+    ray = ["data.runtime=ray", "data.ray.memory=8GiB"]
+    plain, shared = Job(load(LLAMA7B_2M)), Job(load([*LLAMA7B_2M, *ray]))
+    assert shared.config.cluster.ranks_per_node == 8
+    assert plain.settings.host_memory - shared.settings.host_memory == 1 << 30
+    found, before = estimate(shared), estimate(plain)
+    assert found.ray == 1 << 30 and before.ray == 0
+    assert ("of it for Ray", "1.00") in [(name, size) for name, size, _ in memory_rows(found)]
+    assert not any("Ray" in name for name, _, _ in memory_rows(before))
+    without = [*LLAMA7B_2M, "offload.ratio=0", "cluster.host_memory=0"]
+    assert Job(load([*without, *ray])).settings.host_memory == Job(load(without)).settings.host_memory
 
 
 def test_the_capacity_comes_before_the_context() -> None:

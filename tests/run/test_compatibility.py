@@ -175,7 +175,8 @@ def test_in_its_own_folder_a_run_keeps_what_it_learns_from() -> None:
         *("run.checkpoint_every", "run.keep_best", "run.keep_checkpoints", "run.keep_every", "run.out"),
         *("run.remote", "run.restarts", "run.steps", "run.trackers", "run.validate_every"),
         *("run.chaos", "run.max_skips", "run.notice_file", "run.on_nan"),
-        *("data.cache", "data.loaders", "data.quarantine_after", "data.spool"),
+        *("data.cache", "data.loaders", "data.quarantine_after", "data.runtime", "data.spool"),
+        *(f"data.ray.{name}" for name in ("address", "deadline", "loaders", "memory", "standbys")),
     }
     of_data = {key for key in leaves() if same_run(key, has_checkpoint=True)} - free
     assert of_data == {key for key in leaves() if key.startswith("data.")} - free != set()

@@ -1,14 +1,16 @@
-"""The runtimes that `data.runtime` may name."""
+"""The runtimes that `data.runtime` may name. Their modules are imported when one is opened."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from engine.data.runtime.local import LocalRuntime
-from engine.data.runtime.runtime import DataRuntime
-from engine.job import Job
-from engine.run.folder import RunFolder
+from engine.tables import lazy
+
+if TYPE_CHECKING:
+    from engine.data.runtime.runtime import DataRuntime
+    from engine.job import Job
+    from engine.run.folder import RunFolder
 
 
 class OpenRuntime(Protocol):
@@ -20,4 +22,4 @@ class OpenRuntime(Protocol):
     def __call__(self, folder: RunFolder, job: Job, sockets: Sequence[int], first: bool) -> DataRuntime: ...
 
 
-RUNTIMES: Mapping[str, OpenRuntime] = {"local": LocalRuntime}
+RUNTIMES: Mapping[str, OpenRuntime] = {"local": lazy("engine.data.runtime.local:LocalRuntime")}

@@ -64,10 +64,10 @@ def test_a_group() -> None:
     assert found.options["sgd"].startswith("SGD with momentum")
     assert found.about == "The update rule, its learning rate and its schedule."
     assert {key.key for key in found.keys} == {key for key in keys.leaves() if key.startswith("optimizer.")}
-    assert list(describe("model").inner) == ["model.rope"]
+    assert [*describe("model").inner, *describe("data").inner] == ["model.rope", "data.ray"]
     assert describe("data.sources.web.path").name == "data.sources"
     assert describe("memory").keys == [] and "zero3" in describe("memory").options
-    assert {*tree.groups(), *keys.sections()} - {"model.rope", "recipe"} == set(overview().inner)
+    assert {*tree.groups(), *keys.sections()} - {"model.rope", "data.ray", "recipe"} == set(overview().inner)
 
 
 def test_the_json_schema_has_every_key_and_only_standard_bounds() -> None:
