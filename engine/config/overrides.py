@@ -19,7 +19,7 @@ from engine.config import keys, tree
 from engine.config.choices import values_of
 from engine.config.explain.spelling import did_you_mean
 from engine.config.schema import SOURCE_NAME, Source
-from engine.config.validate import NAME_RULE, not_built
+from engine.config.validate import NAME_RULE
 from engine.config.versions import replacement
 from engine.errors import Problem
 
@@ -179,7 +179,7 @@ def option_problem(group: str, value: object) -> Problem | None:
         hint = f"write recipe=./{value}.yaml for the file in this folder"
     elif hint is None or len(options) <= _SHORT_LIST:
         hint = f"{hint or ''} choose one of {listed}".lstrip()
-    return not_built(group, value, listed) or Problem(f"unknown name: {value}", group, hint)
+    return Problem(f"unknown name: {value}", group, hint)
 
 
 def key_problem(key: str, value: object) -> Problem | None:

@@ -189,7 +189,7 @@ def _problem(key: str, place: str, detail: Any, typed: Mapping[str, str]) -> Pro
         hint = f"for example {keys.example(key)}"
     else:
         hint = _hint(key if field is keys.leaves().get(key) else place, field, kind, facts, whole)
-    return not_built(key, value, expected) or Problem(message, place, hint)
+    return Problem(message, place, hint)
 
 
 def _shown(fact: object) -> object:
@@ -249,14 +249,3 @@ def _hint(key: str, field: FieldInfo, kind: str, facts: Mapping[str, object], wh
     if kind == "string_type" and facts["value"] != "null" and not keys.is_list(key):
         return f"quote it twice: '{key}=\"{facts['value']}\"'"
     return means
-
-
-def not_built(key: str, value: object, available: str) -> Problem | None:
-    """Return the problem with a value that only a later version will accept, and that is not a typing error; else None.
-
-    `available` lists the values that can be chosen today.
-    """
-    key_or_group = key.removesuffix(".name")
-    if (key_or_group, value) == ("data.runtime", "ray"):
-        return Problem(f"{value} is not implemented yet", key, f"available: {available}")
-    return None

@@ -26,7 +26,7 @@ from engine.errors import BytescaleError, ExitCode, PreflightError
 from engine.readers import parse_line
 from engine.run.cause import Cause
 
-PROTOCOL = 3  # raised whenever a message changes
+PROTOCOL = 4  # raised whenever a message changes
 _SHOWN = 40  # characters of a kind
 
 Place = tuple[int, str, int]  # step, phase, and part of the phase: the number of the pass on this rank
@@ -56,6 +56,17 @@ class Message:
 
 
 @dataclass(frozen=True)
+class RayNode:
+    """What the agent of a node must know of the data plane on Ray (data.runtime=ray)."""
+
+    number: int  # of the node
+    version: str  # of Ray, that of the launcher
+    memory: int  # bytes of Ray on this node
+    address: str | None  # HOST:PORT of a cluster that runs already; None: the first node starts a head
+    hosts: Sequence[Sequence[int]]  # the HDP ranks of each node; empty except for the first node
+
+
+@dataclass(frozen=True)
 class Work:
     """What the agent of a node runs."""
 
@@ -65,6 +76,13 @@ class Work:
     gpus: bool
     alone: bool  # all agents run on the machine of the launcher, so no network can be cut
     peer: str | None  # a host whose route has the interface that other hosts reach; None if there is no other
+    ray: RayNode | None = None  # None without Ray
+
+    @classmethod
+    def of_json(cls, fields: dict[str, Any]) -> Work:
+        """Make it of its fields in a message."""
+        ray = fields.pop("ray")
+        return cls(ray=None if ray is None else RayNode(**ray), **fields)
 
 
 @dataclass(frozen=True)
@@ -74,6 +92,7 @@ class Tree:
     parent: tuple[str, int] | None  # address and port; None for the root
     children: int
     secret: str | None  # with which agents connect to each other, in hexadecimal; None if this one has it already
+    ray: str | None = None  # HOST:PORT of the head of Ray that the first agent has started
 
 
 class Beat(NamedTuple):
@@ -112,7 +131,7 @@ class Start(Message):
     @classmethod
     def of_json(cls, fields: dict[str, Any]) -> Start:
         tree = fields.pop("tree")
-        return cls(work=Work(**fields.pop("work")), tree=None if tree is None else Tree(**tree), **fields)
+        return cls(work=Work.of_json(fields.pop("work")), tree=None if tree is None else Tree(**tree), **fields)
 
 
 @dataclass(frozen=True)
@@ -177,6 +196,7 @@ class Listening(Message):
 
     address: str
     port: int
+    ray: str | None = None  # where the head of Ray listens
 
 
 @dataclass(frozen=True)

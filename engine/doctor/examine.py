@@ -21,6 +21,7 @@ from engine.doctor.rank import PARTS
 from engine.job import Job
 from engine.launch.checks.launchable import check_launch
 from engine.launch.checks.ready import Need, allow_many_files
+from engine.remote.node import shared_memory
 
 SECTIONS = ("software", "devices", "storage", "system", "network", "hosts")
 
@@ -52,6 +53,7 @@ def examine(job: Job, say: Callable[[str], None]) -> list[Check]:
             checks.add("software", "torch", lambda: devices.torch(asked.result()))
             checks.add("software", "deepspeed", lambda: devices.deepspeed(asked.result()))
             checks.add("software", "packages", software.packages)
+            checks.add("software", "Ray", software.ray, config.data)
 
             checks.add("devices", "GPUs", lambda: devices.gpus(job, asked.result()))
             checks.add("devices", "CUDA driver", devices.driver)
@@ -61,7 +63,8 @@ def examine(job: Job, say: Callable[[str], None]) -> list[Check]:
 
             _storage(checks, config)
             here = [node.devices for node in cluster.nodes if is_local(node.host)] or [0]
-            need = Need(max(here), cluster.ranks, len(cluster.nodes), uses_gpus(config))
+            objects = shared_memory(config.data)
+            need = Need(max(here), cluster.ranks, len(cluster.nodes), uses_gpus(config), objects)
             for name, look in limits.CHECKS.items():
                 checks.add("system", name, look, need)
 

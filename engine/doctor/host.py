@@ -28,9 +28,9 @@ def clock() -> float:
     return time.time()
 
 
-def software() -> dict[str, Any]:
-    """Return the versions on this host."""
-    return asdict(Software.here())
+def software(*extras: str) -> dict[str, Any]:
+    """Return the versions on this host, with those of packages that only some configs need."""
+    return asdict(Software.here(*extras))
 
 
 def limits(need: dict[str, Any], variables: dict[str, str], peers: list[str]) -> list[dict[str, Any]]:

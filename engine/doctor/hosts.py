@@ -7,6 +7,7 @@ import secrets
 import selectors
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from engine.config.devices import uses_gpus
 from engine.control.link import Link
 from engine.control.protocol import Answer, Ask, Failed, ProtocolError
 from engine.doctor.check import Check, Checks, failed, ok, warning
-from engine.doctor.software import Software
+from engine.doctor.software import Software, extras
 from engine.doctor.storage import PREFIX, nearest
 from engine.errors import PreflightError
 from engine.job import Job
@@ -28,6 +29,7 @@ from engine.launch.agents.environment import forwarded
 from engine.launch.agents.launchers import Starts
 from engine.launch.checks.interface import INTERFACES
 from engine.launch.checks.ready import Need
+from engine.remote.node import shared_memory
 from engine.run.folder import RunFolder
 
 _ANSWER_S = 30.0
@@ -83,6 +85,7 @@ class _Ours:
     """The facts of this machine with which hosts are compared, and the parameters of their checks."""
 
     software: Software
+    extras: list[str]  # packages of it that only some configs need
     folder: Path  # the run folder, or the nearest of its parents that exists
     need: Need  # `ranks` differs by host
     variables: dict[str, str]  # that name interfaces
@@ -97,9 +100,10 @@ def look_at(job: Job, logs: Path) -> list[Check]:
     config, cluster = job.config, job.cluster
     variables = forwarded(os.environ, cluster).variables
     ours = _Ours(
-        Software.here(),
+        Software.here(*extras(config.data)),
+        extras(config.data),
         nearest(Path(config.run.out)),
-        Need(0, cluster.ranks, len(cluster.nodes), uses_gpus(config)),
+        Need(0, cluster.ranks, len(cluster.nodes), uses_gpus(config), shared_memory(config.data)),
         {name: variables[name] for name in INTERFACES if name in variables},
         tuple(node.address for node in cluster.nodes),
     )
@@ -129,7 +133,7 @@ def _checks(ours: _Ours, host: _Host) -> list[Check]:
     for name, look in (
         ("ssh", partial(_answers, host)),
         ("clock", partial(_clock, host)),
-        ("versions", partial(_versions, host, ours.software)),
+        ("versions", partial(_versions, host, ours.software, ours.extras)),
         ("run folder", partial(_shared, host, ours.folder)),
         ("limits", partial(_limits, host, ours)),
     ):
@@ -162,9 +166,9 @@ def _clock(host: _Host) -> Check:
     return state("clock", message, "set the clocks of all hosts by NTP: `timedatectl` shows whether that is on", value)
 
 
-def _versions(host: _Host, ours: Software) -> list[Check]:
+def _versions(host: _Host, ours: Software, extras: Sequence[str]) -> list[Check]:
     """Compare the versions of Python, of our sources and of packages with those here."""
-    name, theirs = host.node.host, Software(**host.ask("software"))
+    name, theirs = host.node.host, Software(**host.ask("software", *extras))
     found = []
     if theirs.python != ours.python:
         message = f"{name} runs Python {theirs.python}, this machine {ours.python}"

@@ -75,14 +75,15 @@ def memory(need: Need) -> Check:
 
 def shared_memory(need: Need) -> Check:
     """Check the space of /dev/shm."""
-    name, least = "shared memory", _SHARED[need.gpus and need.ranks > 1]
+    name, least = "shared memory", max(_SHARED[need.gpus and need.ranks > 1], need.ray)
     try:
         free = shutil.disk_usage(SHARED).free
     except OSError as error:
         return failed(name, f"{SHARED}: {error.strerror}", f"mount it: mount -t tmpfs tmpfs {SHARED}", "missing")
     value = f"{format_bytes(free)} free"
     if free < least:
-        message = f"{SHARED} has {value}, but {counted(need.ranks, 'rank')} here need {format_bytes(least)}"
+        who = "Ray (data.ray.memory) needs" if least == need.ray else f"{counted(need.ranks, 'rank')} here need"
+        message = f"{SHARED} has {value}, but {who} {format_bytes(least)}"
         return failed(name, message, f"remove old files in {SHARED}, or make it larger; {_CONTAINER}", value)
     return ok(name, f"{SHARED} has {value}", value)
 

@@ -11,7 +11,10 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from engine.config.schema import Data
 from engine.doctor.check import Check, failed, ok, skipped, warning
+from engine.remote.checks import version_problem
+from engine.remote.probe import cluster_problem
 
 _HOME = Path(__file__).parents[2]
 _OURS = ("bytescale_cli", "engine", "recipes")
@@ -27,12 +30,16 @@ class Software:
     packages: dict[str, str | None]  # the version of each required package; None if it is not installed
 
     @classmethod
-    def here(cls) -> Software:
-        """Return that of this process."""
+    def here(cls, *extras: str) -> Software:
+        """Return that of this process, with the packages `extras` that the config needs too."""
         digest = hashlib.blake2b(digest_size=6)
         for path in sorted(path for name in _OURS for path in (_HOME / name).rglob("*") if path.suffix in _SOURCES):
             digest.update(str(path.relative_to(_HOME)).encode() + b"\0" + path.read_bytes())
-        return cls(platform.python_version(), digest.hexdigest(), {name: version(name) for name in sorted(required())})
+        return cls(
+            platform.python_version(),
+            digest.hexdigest(),
+            {name: version(name) for name in sorted({*required(), *extras})},
+        )
 
 
 _SOURCES = (".py", ".yaml")
@@ -100,3 +107,19 @@ def packages() -> Check:
         found = ", ".join(f"{check.name} {check.value}" for check in wrong)
         return failed("packages", message, wrong[0].hint or "", found)
     return ok("packages", f"{len(others)} others are in the ranges that ByteScale needs", f"{len(others)} in range")
+
+
+def ray(data: Data) -> Check:
+    """Check that Ray is installed if the config uses it, and that the cluster which the config names can be used."""
+    if data.runtime != "ray":
+        return skipped("Ray", "data.runtime is not ray")
+    address = data.ray.address
+    problem = version_problem() if address is None else cluster_problem(address)
+    if problem is not None:
+        return failed("Ray", problem.message, problem.hint or "", version("ray") or "missing")
+    return ok("Ray", f"{version('ray')}", version("ray"))
+
+
+def extras(data: Data) -> list[str]:
+    """Return the packages besides the required ones that must be the same on all hosts."""
+    return ["ray"] if data.runtime == "ray" else []

@@ -19,6 +19,7 @@ from engine.fit.machine import on_this_machine
 from engine.folders import remove_ruins
 from engine.job import Job
 from engine.launch import prepare
+from engine.launch.agents.data_plane import ray_problem
 from engine.launch.agents.environment import environment_problem
 from engine.launch.agents.ranks import unfailing
 from engine.launch.checks.launchable import (
@@ -133,7 +134,10 @@ def _checked(launch: Launch, launcher: str | None, dry_run: bool) -> tuple[Launc
     here = sum(node.devices for node in cluster.nodes if is_local(node.host))
     need = Need(here, cluster.ranks, len(cluster.nodes), uses_gpus(config))
     of_host = unready(need, os.environ) if here and not dry_run else None  # a dry run may describe another machine
-    problems = [problem for problem in (of_gpus, environment_problem(config, os.environ), of_host) if problem]
+    # Ray is looked at before anything is written, because connecting to it may otherwise take minutes.
+    ray = config.data.ray
+    of_ray = ray_problem(ray.memory, ray.address, bool(here), os.environ) if config.data.runtime == "ray" else None
+    problems = [problem for problem in (of_gpus, environment_problem(config, os.environ), of_host, of_ray) if problem]
     if problems and not dry_run:
         raise PreflightError.of(problems)
     if of_gpus is None:  # else this is not the machine on which the run will be

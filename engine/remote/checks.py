@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from engine.config.units import format_bytes
 from engine.errors import Problem
 from engine.remote.plane import TOKEN, TOKEN_PATH
 
@@ -85,6 +84,8 @@ def shared_memory_problem(least: int) -> Problem | None:
         return Problem(f"{SHARED} cannot be used: {error.strerror}", "data.runtime=ray", f"mount a tmpfs at {SHARED}")
     if free >= least:
         return None
+    from engine.config.units import format_bytes  # imports pydantic, which agents do without
+
     message = f"{SHARED} of {socket.gethostname()} has {format_bytes(free)} free, but Ray needs {format_bytes(least)}"
     hint = "lower data.ray.memory, remove old files there, or make it larger (docker run --shm-size)"
     return Problem(message, "data.ray.memory", hint)

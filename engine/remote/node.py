@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.control.processes import kill_session
 from engine.files import append
@@ -35,6 +35,9 @@ from engine.readers import parse_line
 from engine.remote.checks import own_environment
 from engine.remote.plane import ADDRESS, AUTH_MODE, NODE_ADDRESS, TOKEN_PATH, host_resource
 from engine.safe_path import safe_path
+
+if TYPE_CHECKING:
+    from engine.config.schema import Data
 
 _FOLDERS, _PREFIX = Path("/tmp"), "bytescale-ray-"  # not TMPDIR, whose path may be long
 _LOCK = "lock"  # held as long as the agent or the guard runs
@@ -58,6 +61,11 @@ _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 def object_store(memory: int) -> int:
     """Return the bytes of the object store, of the memory that a node has for Ray. They are in /dev/shm."""
     return max(LEAST_STORE, min(_MOST_STORE, memory // _STORE_SHARE))
+
+
+def shared_memory(data: Data) -> int:
+    """Return the bytes of /dev/shm that the Ray of a run needs on each node; 0 if it starts none."""
+    return object_store(data.ray.memory) if data.runtime == "ray" and data.ray.address is None else 0
 
 
 @dataclass(frozen=True)
@@ -107,6 +115,14 @@ def token_of(secret: bytes) -> str:
     return hmac.new(secret or secrets.token_bytes(32), b"ray", "sha256").hexdigest()
 
 
+def environment_of(address: str, node: str) -> dict[str, str]:
+    """Return the variables of a process on a node that connects to a Ray which the run has not started.
+
+    Those with its token are the user's.
+    """
+    return {AUTH_MODE: "token", "RAY_USAGE_STATS_ENABLED": "0", ADDRESS: address, NODE_ADDRESS: node}
+
+
 def free_port(address: str) -> int:
     """Return a port on which nothing listens at an address of this host. Raises OSError if it is another host's."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -122,21 +138,35 @@ class NodeRay:
         self._rest = b""
 
     @classmethod
-    def start_head(cls, address: str, number: int, memory: int, token: str, log: Path) -> NodeRay:
+    def start_head(
+        cls, address: str, number: int, memory: int, token: str, log: Path, variables: Mapping[str, str] = os.environ
+    ) -> NodeRay:
         """Start Ray with the head of the run, which listens on a free port of `address`. Returns at once.
 
-        Raises OSError if the address is not one of this host, or if files cannot be written.
+        Processes of Ray, and actors, get `variables`, except those of Ray. Raises OSError if the address is not one of
+        this host, or if files cannot be written.
         """
-        return cls._start(Settings(address, address, free_port(address), True, number, memory, ""), token, log)
+        settings = Settings(address, address, free_port(address), True, number, memory, "")
+        return cls._start(settings, token, log, variables)
 
     @classmethod
-    def join(cls, head: str, address: str, number: int, memory: int, token: str, log: Path) -> NodeRay:
+    def join(
+        cls,
+        head: str,
+        address: str,
+        number: int,
+        memory: int,
+        token: str,
+        log: Path,
+        variables: Mapping[str, str] = os.environ,
+    ) -> NodeRay:
         """Start Ray as a node of the head at HOST:PORT, for which it waits. Returns at once. Raises OSError."""
         host, _, port = head.rpartition(":")
-        return cls._start(Settings(address, host.strip("[]"), int(port), False, number, memory, ""), token, log)
+        settings = Settings(address, host.strip("[]"), int(port), False, number, memory, "")
+        return cls._start(settings, token, log, variables)
 
     @classmethod
-    def _start(cls, settings: Settings, token: str, log: Path) -> NodeRay:
+    def _start(cls, settings: Settings, token: str, log: Path, variables: Mapping[str, str]) -> NodeRay:
         remove_leftovers()
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_FOLDERS))
         settings = Settings(**{**asdict(settings), "folder": str(folder)})
@@ -147,7 +177,8 @@ class NodeRay:
         with append(log) as errors:
             guard = subprocess.Popen(
                 [sys.executable, "-m", "engine.remote.guard"],
-                env={**own_environment(), **safe_path(), **_variables(settings)},
+                bufsize=0,
+                env={**own_environment(variables), **safe_path(), **_variables(settings)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -155,8 +186,8 @@ class NodeRay:
                 start_new_session=True,  # Ctrl-C is for the launcher
             )
         assert guard.stdin is not None
-        guard.stdin.write(settings.to_json().encode() + b"\n")
-        guard.stdin.flush()
+        with suppress(BrokenPipeError):  # it has been killed already
+            guard.stdin.write(settings.to_json().encode() + b"\n")
         return cls(settings, guard, lock)
 
     @property

@@ -47,6 +47,10 @@ class RunFolder:
         """The file with everything that the agent of a node, or ssh, prints on its standard error."""
         return self.logs / f"node-{number}.log"
 
+    def data_log(self, name: str) -> Path:
+        """The file with everything that a process of the data plane on Ray prints."""
+        return self.logs / f"data-{name}.log"
+
     def launch(self, key: str) -> Path:
         """The file through which the other processes of a launch find its launcher (launch/schedulers/join.py)."""
         return self.logs / f"launch-{key}.json"

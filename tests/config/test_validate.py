@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.config.compose import compose
-from engine.config.validate import not_built, validate
+from engine.config.validate import validate
 
 VALUES = compose([])
 
@@ -90,17 +90,3 @@ def test_what_is_right_becomes_a_frozen_config() -> None:
     assert problems == []
     with pytest.raises(ValueError, match="frozen"):
         config.context = 3  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "refused"),
-    [
-        ("data.runtime", "ray", True),
-        ("data.runtime", "rya", False),
-        ("data.format", "ray", False),
-    ],
-)
-def test_a_mistake_is_not_taken_for_a_value_to_come(key: str, value: object, refused: bool) -> None:
-    problem = not_built(key, value, "local")
-    assert (problem is not None) is refused
-    assert problem is None or problem.key == key

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from hashlib import blake2b
 from typing import Any
 
 import pytest
 
 from engine.control import protocol
-from engine.control.protocol import Beat, Message, ProtocolError, Tree, Work, line_of, message_of
+from engine.control.protocol import Beat, Message, ProtocolError, RayNode, Tree, Work, line_of, message_of
 from engine.control.reduction import GATHER, MAX, Operation
 from engine.errors import ExitCode, Problem
 from engine.run.cause import Cause
 
 WORK = Work("/run", [], {"A": "b"}, gpus=True, alone=False, peer="beta")
+RAY = RayNode(0, "2.60.0", 1 << 32, None, [[0, 1], [2]])
 BEAT = Beat((3, "forward", 2), 1.5, False, None, 7, 2.5, (2, 2.5, 2.25))
 CAUSE = Cause(ExitCode.DATA, Problem("gone", "data.path", "look"), time=1.5, whole=True)
 # One at least of each kind.
 MESSAGES = [
     protocol.Again(),
     protocol.Start(WORK, None),
-    protocol.Start(WORK, Tree(None, 16, "00ff")),
+    protocol.Start(replace(WORK, ray=RAY), Tree(None, 16, "00ff")),
+    protocol.Start(replace(WORK, ray=replace(RAY, address="h:1")), Tree(None, 16, "00ff", "10.0.0.1:4712")),
     protocol.Stop(),
     protocol.Stacks(),
     protocol.Kill(),
@@ -32,6 +34,7 @@ MESSAGES = [
     protocol.Hello(),
     protocol.Join(1, "beta"),
     protocol.Listening("10.0.0.1", 4711),
+    protocol.Listening("10.0.0.1", 4711, "10.0.0.1:4712"),
     protocol.Beats({}),
     protocol.Beats({0: BEAT, 11: Beat(None, 0.0, True, 1.25, 0, None, None)}),
     protocol.Ended(3, -9, None, 0.0, ""),
@@ -61,10 +64,10 @@ def test_every_kind_is_among_them() -> None:
 
 def test_the_version_is_raised_when_a_message_changes() -> None:
     """Other fields: raise PROTOCOL, and put the new digest here. Else hosts with other versions fail in a run."""
-    kinds = [*Message.__subclasses__(), Work, Tree]
+    kinds = [*Message.__subclasses__(), Work, RayNode, Tree]
     names = {kind.__name__: [field.name for field in fields(kind)] for kind in kinds}  # type: ignore[arg-type]
     digest = blake2b(json.dumps({**names, "Beat": Beat._fields}, sort_keys=True).encode(), digest_size=4).hexdigest()
-    assert (protocol.PROTOCOL, digest) == (3, "696353e9")
+    assert (protocol.PROTOCOL, digest) == (4, "9aaf4a85")
 
 
 def test_a_program_and_a_parent_arrive() -> None:

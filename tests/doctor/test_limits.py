@@ -95,6 +95,14 @@ def test_shared_memory(free: int, need: Need, state: str, monkeypatch: pytest.Mo
     assert limits.shared_memory(need).state == state
 
 
+def test_objects_of_ray_need_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 29))
+    assert limits.shared_memory(SMALL).state == "ok"
+    assert limits.shared_memory(SMALL._replace(ray=1 << 29)).state == "ok"
+    found = limits.shared_memory(SMALL._replace(ray=(1 << 29) + 1))
+    assert found.state == "failed" and "data.ray.memory" in found.message
+
+
 def test_no_shared_memory_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SHARED", tmp_path / "shm")
     assert limits.shared_memory(SMALL).value == "missing"

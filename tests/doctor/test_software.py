@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from engine.config.load import load
 from engine.doctor import software
 from engine.doctor.software import Software
 from tests.doctor.planted import installed
@@ -64,3 +65,14 @@ def test_the_digest_changes_with_any_source(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "engine" / "planner" / "made.pyc").write_text("compiled")
     assert len({first, second, third}) == 3 and Software.here().code == third
     assert Software.here().python == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_ray_is_looked_at_if_the_config_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, used = load([]).data, load(["data.runtime=ray"]).data
+    assert software.ray(plain).state == "skipped" and software.extras(plain) == []
+    monkeypatch.setattr("engine.remote.checks.version", lambda: "2.60.0")
+    assert software.ray(used).state == "ok"
+    monkeypatch.setattr("engine.remote.checks.version", lambda: None)
+    missing = software.ray(used)
+    assert missing.state == "failed" and 'pip install "bytescale[ray]"' in str(missing.hint)
+    assert "ray" in Software.here(*software.extras(used)).packages and "ray" not in Software.here().packages

@@ -22,4 +22,7 @@ class OpenRuntime(Protocol):
     def __call__(self, folder: RunFolder, job: Job, sockets: Sequence[int], first: bool) -> DataRuntime: ...
 
 
-RUNTIMES: Mapping[str, OpenRuntime] = {"local": lazy("engine.data.runtime.local:LocalRuntime")}
+RUNTIMES: Mapping[str, OpenRuntime] = {
+    "local": lazy("engine.data.runtime.local:LocalRuntime"),
+    "ray": lazy("engine.remote.bridge:RayRuntime"),
+}

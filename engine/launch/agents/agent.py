@@ -61,6 +61,7 @@ from engine.control.signals import STOP_SIGNALS
 from engine.control.sockets import Listener, connect
 from engine.errors import ExitCode, PreflightError, Problem
 from engine.files import append
+from engine.launch.agents.data_plane import DataPlane, check_ray
 from engine.launch.checks.interface import interface_towards, listening_address, loopback_interface
 from engine.launch.checks.ready import Need, allow_many_files, unready
 from engine.run.cause import Cause
@@ -72,6 +73,7 @@ _LAST_BYTES = 4096  # of a log, in which its last line is looked for
 _STACKS_S = 2.0
 _CONNECT_S = 10.0  # for the parent to answer
 _GONE_S = 2.0  # in which the launcher notices that an agent is gone
+_LOOPBACK = "127.0.0.1"
 _NOT_STARTED = 127  # the exit code of a shell for a program that cannot be started
 
 # Processes in which a rank compiles kernels. PyTorch starts up to 32 in each rank, with 300 MB of host memory each.
@@ -175,6 +177,7 @@ class Agent:
         self._selector.register(launcher, selectors.EVENT_READ)
         self._folder: RunFolder | None = None
         self._branch: Branch | None = None
+        self._plane: DataPlane | None = None  # with data.runtime=ray
         self._clock = AwakeClock()
         # When the launcher has last sent anything, and when the agent has last sent `beats` and, to ranks, `alive`.
         self._last_heard = self._last_beats = self._last_alive = self._clock()
@@ -204,6 +207,7 @@ class Agent:
                 else:
                     self._listen(key.data)
             if self._code is None:  # else the launcher may be gone, and has named the exit code
+                self._look_at_plane()
                 self._report()
         return ExitCode.HANG if self._code is None else self._code
 
@@ -226,6 +230,9 @@ class Agent:
             rank.process.wait()
             self._forget(rank)
         self._ranks.clear()
+        if self._plane is not None:
+            self._plane.close()
+            self._plane = None
         if self._branch is not None:
             self._selector.unregister(self._branch)
             self._branch.close()
@@ -282,6 +289,13 @@ class Agent:
         threads = max((os.cpu_count() or 1) // len(work.ranks), 1)
         environment["OMP_NUM_THREADS"] = environment.get("OMP_NUM_THREADS") or str(threads)
         try:
+            if work.ray is not None and problem is None:
+                check_ray(work.ray, environment)
+                secret = self._secret_of(tree) if tree else b""
+                address = listening_address(environment, work.peer) if tree else _LOOPBACK
+                head = tree.ray if tree else None
+                self._plane = DataPlane(work.ray, folder, environment, address, head, secret)
+                environment |= self._plane.environment
             self._branch = self._join(work, tree, environment)
             if problem is not None:
                 self._branch.close()
@@ -322,8 +336,7 @@ class Agent:
         """
         if tree is None:  # the only node
             return Branch(len(work.ranks))
-        parent, listener = None, None
-        secret = self._secret if tree.secret is None else bytes.fromhex(tree.secret)
+        parent, listener, secret = None, None, self._secret_of(tree)
         with ExitStack() as unused:
             if tree.parent is not None:
                 address, port = tree.parent
@@ -333,9 +346,26 @@ class Agent:
                 address = listening_address(environment, work.peer)
                 listener = Listener(address, secret)
                 unused.callback(listener.close)
-                self._launcher.send(protocol.Listening(address, listener.port))
+                head = self._plane.address if self._plane else None
+                self._launcher.send(protocol.Listening(address, listener.port, head))
             unused.pop_all()
         return Branch(len(work.ranks), tree.children, parent, listener)
+
+    def _secret_of(self, tree: Tree) -> bytes:
+        """Return the secret of the launch, which all agents have."""
+        return self._secret if tree.secret is None else bytes.fromhex(tree.secret)
+
+    def _look_at_plane(self) -> None:
+        """Look after the data plane; if it has failed, so have the ranks."""
+        cause = self._plane.look() if self._plane and self._ranks else None
+        if cause is None:
+            return
+        for number, rank in list(self._ranks.items()):
+            rank.kill()
+            rank.process.wait()
+            self._forget(rank)
+            self._launcher.send(protocol.Ended(number, int(cause.code), cause, 0.0, said=""))
+        self._ranks.clear()
 
     def _tell_not_started(self, rank: int, cause: Cause, age_s: float = 0.0) -> None:
         self._launcher.send(protocol.Ended(rank, _NOT_STARTED, cause, age_s, said=""))

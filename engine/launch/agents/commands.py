@@ -12,9 +12,10 @@ from pathlib import Path
 from engine.cluster.hosts import is_local
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
-from engine.control.protocol import Work
+from engine.control.protocol import RayNode, Work
 from engine.job import Job
 from engine.launch.agents.environment import forwarded, needed_to_start
+from engine.remote.checks import version
 from engine.run.folder import RunFolder
 from engine.safe_path import safe_path
 
@@ -91,6 +92,7 @@ def node_commands(
             alone=alone,
             # From the first host, the route to the second has the interface that others reach.
             peer=joined_at or (None if alone or len(addresses) == 1 else addresses[0 if number else 1]),
+            ray=_ray(job, number) if config.data.runtime == "ray" else None,
         )
         first += node.devices
         if here or joined_at:
@@ -100,6 +102,15 @@ def node_commands(
         arguments = over_ssh(node.host, agent, needed_to_start(users))
         commands.append(NodeCommand(node.host, arguments, {}, work, over_ssh(node.host, agent, {})))
     return commands
+
+
+def _ray(job: Job, number: int) -> RayNode:
+    """Return what the agent of a node must know of Ray."""
+    ray, hosts, first = job.config.data.ray, list[list[int]](), 0
+    for node in job.cluster.nodes if number == 0 else ():
+        hosts.append(sorted({job.mesh.place(rank).hdp for rank in range(first, first + node.devices)}))
+        first += node.devices
+    return RayNode(number, version() or "", ray.memory, ray.address, hosts)
 
 
 def _of_all_ranks(ranks: int, config: Config) -> dict[str, str]:

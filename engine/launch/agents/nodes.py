@@ -119,10 +119,10 @@ class Nodes:
         while len(self._started) < len(self.nodes) and not any(end.code for end in self.ends.values()):
             self.look(POLL_S)
 
-    def _start(self, number: int, parent: tuple[str, int] | None) -> None:
-        """Let an agent start its ranks, and connect to its parent, which is given by address and port."""
+    def _start(self, number: int, parent: tuple[str, int] | None, ray: str | None = None) -> None:
+        """Let an agent start its ranks, and connect to its parent, which is given by address and port, and to Ray."""
         node = self.nodes[number]
-        tree = Tree(parent, len(children(number, len(self.nodes))), self._launcher.secret_for(number))
+        tree = Tree(parent, len(children(number, len(self.nodes))), self._launcher.secret_for(number), ray)
         node.send(protocol.Start(node.command.work, None if len(self.nodes) == 1 else tree))
         self._started.add(number)
 
@@ -161,9 +161,9 @@ class Nodes:
                 self.asked_to_stop = True
             case protocol.Hello():
                 node.hello = True
-            case protocol.Listening(address, port) if node.hello:
+            case protocol.Listening(address, port, ray) if node.hello:
                 for child in children(node.number, len(self.nodes)):
-                    self._start(child, (address, port))
+                    self._start(child, (address, port), ray)
             case protocol.Ended(rank, code, cause, age_s, said) if node.hello:
                 self.ends.setdefault(rank, End(code, time.time() - age_s, cause, said))
                 self.patience.forget(rank)

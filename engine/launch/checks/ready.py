@@ -29,6 +29,7 @@ class Need(NamedTuple):
     world: int  # ranks of all hosts
     nodes: int
     gpus: bool
+    ray: int = 0  # bytes of /dev/shm for Ray's objects; 0 without Ray
 
 
 def unready(need: Need, variables: Mapping[str, str]) -> Problem | None:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from engine.control.link import Link
-from engine.control.protocol import Message, Start, Tree, Work
+from engine.control.protocol import Message, RayNode, Start, Tree, Work
 from engine.errors import Problem
 from engine.launch.agents.commands import NodeCommand
 from engine.launch.agents.ranks import RankError
@@ -73,10 +73,11 @@ def work(
     peer: str | None = None,
     alone: bool = True,
     environment: Mapping[str, str] = MappingProxyType({}),
+    ray: RayNode | None = None,
 ) -> Work:
     """The work of a node whose ranks, from `first` on, run Python programs."""
     ranks = [(rank, [sys.executable, "-c", program]) for rank, program in enumerate(programs, start=first)]
-    return Work(str(folder.root), ranks, dict(environment), gpus=False, alone=alone, peer=peer)
+    return Work(str(folder.root), ranks, dict(environment), gpus=False, alone=alone, peer=peer, ray=ray)
 
 
 def start(folder: RunFolder, *programs: str, tree: Tree | None = None, **more: Any) -> Start:

@@ -1,0 +1,175 @@
+"""The data plane of a node on Ray (data.runtime=ray), of which its agent takes care.
+
+```
+ agent of the first node                          agent of another node
+    | starts a guard, which starts Ray's head        | learns where the head is, from its parent
+    | starts the supervisor when Ray is up           | starts a guard, which starts a node of that head
+```
+With data.ray.address there is only the supervisor: Ray runs already. Imports no ray.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+from engine.control.processes import end_with_parent
+from engine.control.protocol import RayNode
+from engine.errors import ExitCode, PreflightError, Problem
+from engine.files import append
+from engine.remote import checks
+from engine.remote.node import NodeRay, environment_of, object_store, token_of
+from engine.remote.plane import Plane
+from engine.run.cause import Cause
+from engine.run.folder import RunFolder
+
+_AGAIN_S = 0.5  # before a supervisor that has ended is started again
+_END_S, _LOOK_S = 5.0, 0.02
+_SOON_S, _MOST_SOON = 60.0, 5  # so many ends of supervisors in this time end the run
+
+
+def check_ray(ray: RayNode, variables: Mapping[str, str]) -> None:
+    """Raise PreflightError if this host cannot be a node of the data plane."""
+    problem = checks.version_problem(ray.version)
+    if problem is None and ray.address is None:
+        problem = checks.shared_memory_problem(object_store(ray.memory))
+    elif problem is None and ray.address is not None:
+        problem = checks.token_problem(variables) or checks.address_problem(ray.address)
+    if problem is not None:
+        raise PreflightError.of([problem])
+
+
+class DataPlane:
+    """Ray on this node, and on the first one the supervisor."""
+
+    def __init__(
+        self,
+        ray: RayNode,
+        folder: RunFolder,
+        environment: Mapping[str, str],
+        address: str,
+        head: str | None,
+        secret: bytes,
+    ) -> None:
+        """Start Ray with the `address` of this node; the first node has no `head`. Returns at once. Raises OSError.
+
+        `environment` are the variables of the ranks of this node.
+        """
+        self._ray, self._folder, self._host = ray, folder, socket.gethostname()
+        self._node: NodeRay | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._ends = list[float]()  # of supervisors
+        self._was_up = False
+        log = folder.data_log(f"node-{ray.number}")
+        if ray.address is not None:
+            self.address, self.environment = ray.address, environment_of(ray.address, address)
+        else:
+            token, variables = token_of(secret), dict(environment)
+            if head is None:
+                self._node = NodeRay.start_head(address, ray.number, ray.memory, token, log, variables)
+            else:
+                self._node = NodeRay.join(head, address, ray.number, ray.memory, token, log, variables)
+            self.address, self.environment = self._node.address, self._node.environment
+        self._variables = {**environment, **self.environment}
+        if self._node is None:
+            self._supervise()
+
+    def look(self) -> Cause | None:
+        """Do what has to be done, without waiting. Return why the data plane of this node has failed, if it has."""
+        if self._node is not None and select.select([self._node], [], [], 0)[0]:
+            try:
+                messages = [*self._node.receive()]
+            except EOFError:
+                return self._failed("the guard of Ray was killed", "`run.restarts` restarts such a run", ExitCode.HANG)
+            for message in messages:
+                if "failed" in message:
+                    code = ExitCode.HANG if self._was_up else ExitCode.PREFLIGHT
+                    log = self._folder.data_log(f"node-{self._ray.number}")
+                    return self._failed(f"Ray cannot be started: {message['failed']}", f"{log} has more", code)
+                if "up" in message:
+                    self._was_up = True
+                    if self._supervisor is not None:  # Ray was started again, and knows nothing of its actors
+                        self._end_supervisor(seconds=0.0)
+                    self._supervise()
+        return self._look_at_supervisor()
+
+    def close(self) -> None:
+        """End the supervisor and Ray."""
+        if self._supervisor is not None:  # in a cluster that stays, it ends its actors first
+            self._end_supervisor(_END_S if self._node is None else 0.0)
+        if self._node is not None:
+            self._node.end()
+
+    def _look_at_supervisor(self) -> Cause | None:
+        """Start the supervisor again if it has ended; return the cause if that has happened too often."""
+        if self._supervisor is None:
+            if self._ends and time.monotonic() - self._ends[-1] > _AGAIN_S:
+                self._supervise()
+            return None
+        if not _has_ended(self._supervisor.pid):
+            return None
+        code = self._end_supervisor(seconds=0.0)
+        now = time.monotonic()
+        self._ends = [*(end for end in self._ends if now - end < _SOON_S), now]
+        if len(self._ends) < _MOST_SOON:
+            return None
+        what = f"the supervisor of the data plane has ended {_MOST_SOON} times, the last time with code {code}"
+        return self._failed(what, f"{self._folder.data_log('supervisor')} has more", ExitCode.HANG)
+
+    def _supervise(self) -> None:
+        """Start the supervisor, on the first node."""
+        if self._ray.number:
+            return
+        with append(self._folder.data_log("supervisor")) as log:
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-m", "engine.remote"],
+                bufsize=0,
+                env=self._variables,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                # A system call. In a cluster that stays, the supervisor notices the end itself, to end its actors.
+                preexec_fn=end_with_parent if self._node is not None else None,
+            )
+        assert self._supervisor.stdin is not None
+        plane = Plane(str(self._folder.root), self._ray.hosts)
+        with suppress(BrokenPipeError):  # it has ended already
+            self._supervisor.stdin.write(plane.to_json().encode() + b"\n")
+
+    def _end_supervisor(self, seconds: float) -> int:
+        """End the supervisor, and kill what is left after some seconds; return its exit code."""
+        supervisor, self._supervisor = self._supervisor, None
+        assert supervisor is not None and supervisor.stdin is not None
+        supervisor.stdin.close()  # it ends then
+        last = time.monotonic() + seconds
+        while time.monotonic() < last and not _has_ended(supervisor.pid):
+            time.sleep(_LOOK_S)
+        os.killpg(supervisor.pid, signal.SIGKILL)
+        return supervisor.wait()
+
+    def _failed(self, what: str, hint: str, code: ExitCode) -> Cause:
+        return Cause(code, Problem(f"{what} on {self._host}", hint=hint), whole=True)
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether a child has ended, and leave it to be waited for."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def ray_problem(memory: int, address: str | None, here: bool, variables: Mapping[str, str]) -> Problem | None:
+    """Return the problem that the launcher finds, before anything is written; `here` says if it has ranks."""
+    from engine.remote.probe import cluster_problem
+
+    if problem := checks.version_problem():
+        return problem
+    if address is not None:
+        return cluster_problem(address, variables)
+    return checks.shared_memory_problem(object_store(memory)) if here else None

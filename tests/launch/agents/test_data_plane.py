@@ -1,0 +1,214 @@
+"""Agents start Ray and its supervisor, and end them, whoever is killed; hosts that cannot be nodes say so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from engine.control.link import Link
+from engine.control.protocol import Ended, RayNode
+from engine.errors import ExitCode
+from engine.launch.agents import data_plane
+from engine.launch.agents.agent import Agent
+from engine.remote import checks
+from engine.remote.node import free_port
+from engine.remote.plane import ADDRESS, NODE_ADDRESS, TOKEN, TOKEN_PATH
+from engine.run.folder import RunFolder
+from tests.launch.agents.nodes import work
+from tests.launch.ports import listening
+
+MEMORY = 400 << 20
+# What listens of each kind of process, on one host: docs/security.md has this table.
+PORTS = {
+    "gcs_server": {"127.0.0.1"},
+    "raylet": {"127.0.0.1"},
+    "ray::RuntimeEnvAgent": {"127.0.0.1"},
+    "ray::DashboardAgent": set[str](),
+}
+LAUNCHES = """
+import sys
+from pathlib import Path
+from engine.control.protocol import RayNode
+from engine.launch.agents.ranks import run_ranks
+from engine.remote.checks import version
+from engine.run.folder import RunFolder
+from tests.launch.agents.nodes import AGENT, NodeCommand, work
+
+folder = RunFolder(Path(sys.argv[1]))
+rank = "import os, time; print(*(os.environ[n] for n in sys.argv[1:]), flush=True); time.sleep(600)"
+rank = "import sys; sys.argv = [0, 'RAY_ADDRESS', 'RAY_AUTH_TOKEN_PATH', 'BYTESCALE_RAY_NODE']; " + rank
+rays = [RayNode(n, version(), 400 << 20, None, [] if n else [[0], [1]]) for n in range(2)]
+commands = [
+    NodeCommand("localhost", AGENT, {}, work(folder, rank, first=ray.number, ray=ray)) for ray in rays
+]
+run_ranks(commands, folder, lambda: None, print)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "logs").mkdir()
+    return RunFolder(tmp_path)
+
+
+def until(found: Callable[[], object], seconds: float = 240.0) -> bool:
+    """Wait until something is found; return whether it was."""
+    last = time.monotonic() + seconds
+    while time.monotonic() < last:
+        if found():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def below(process: psutil.Process, name: str = "") -> list[psutil.Process]:
+    """The processes below one, of those whose command line or name has `name`."""
+    found = []
+    for one in process.children(recursive=True):
+        try:
+            if name in one.name() or name in " ".join(one.cmdline()):
+                found.append(one)
+        except psutil.Error:
+            continue
+    return found
+
+
+def supervisors(process: psutil.Process) -> set[int]:
+    """The supervisors below a process."""
+    found = set[int]()
+    for one in below(process, "engine.remote"):
+        with suppress(psutil.Error):  # it has just ended
+            if one.cmdline()[-1:] == ["engine.remote"]:
+                found.add(one.pid)
+    return found
+
+
+def ports(process: psutil.Process) -> dict[str, set[str]]:
+    """Where the processes of Ray below a process listen, by kind. Linux knows 15 characters of a name."""
+    found = dict[str, set[str]]()
+    for one in below(process):
+        with suppress(psutil.Error):
+            for kind in PORTS:
+                if one.name()[:15] == kind[:15]:
+                    found.setdefault(kind, set()).update(at.removeprefix("::ffff:") for at in listening([one]))
+    return found
+
+
+@pytest.mark.world
+@pytest.mark.long
+def test_ports_tokens_and_what_is_left_of_a_launcher_that_was_killed(folder: RunFolder) -> None:
+    """Two nodes with real agents. The supervisor is killed, then the launcher; the table of ports is in the logs."""
+    pytest.importorskip("ray")
+    shared = set(os.listdir("/dev/shm"))  # noqa: PTH208
+    with subprocess.Popen([sys.executable, "-c", LAUNCHES, str(folder.root)], start_new_session=True) as launcher:
+        try:
+            process = psutil.Process(launcher.pid)
+            assert until(lambda: len(below(process, "ray::RuntimeEnv")) == 2 and below(process, "engine.remote.guard"))
+            assert until(lambda: supervisors(process))
+            table = ports(process)
+            (folder.logs / "ports.txt").write_text("\n".join(f"{name}: {sorted(at)}" for name, at in table.items()))
+            assert table == PORTS
+            places = [folder.log(rank).read_text().split() for rank in range(2)]
+            assert places[0][0] == places[1][0] and {node for _, _, node in places} == {"127.0.0.1"}
+            tokens = [Path(token) for _, token, _ in places]
+            assert {stat.S_IMODE(token.stat().st_mode) for token in tokens} == {0o600}
+            assert {stat.S_IMODE(token.parent.stat().st_mode) for token in tokens} == {0o700}
+            assert len({token.read_text() for token in tokens}) == 1 and tokens[0] != tokens[1]
+
+            (first,) = supervisors(process)
+            os.kill(first, signal.SIGKILL)
+            assert until(lambda: supervisors(process) - {first})
+
+            everything = below(process)
+            launcher.kill()
+            launcher.wait()
+            assert not psutil.wait_procs(everything, timeout=20)[1]
+            assert until(lambda: not any(token.parent.exists() for token in tokens), 10)
+            assert set(os.listdir("/dev/shm")) <= shared  # noqa: PTH208
+        finally:
+            launcher.kill()
+
+
+def start(folder: RunFolder, ray: RayNode, variables: dict[str, str]) -> list[Ended]:
+    """What an agent tells the launcher of a start with this data plane, on the only node."""
+    ours, theirs = (end.detach() for end in socket.socketpair())
+    link, other = Link(ours, ours), Link(theirs, theirs)
+    agent = Agent(link)
+    try:
+        agent._start(work(folder, "pass", environment=variables, ray=ray), None)
+        return [message for message in other.receive() if isinstance(message, Ended)]
+    finally:
+        agent.close()
+        link.close()
+        other.close()
+
+
+def ray_node(address: str | None = None, version: str | None = None) -> RayNode:
+    return RayNode(0, version or checks.version() or "2.60.0", MEMORY, address, [[0]])
+
+
+@pytest.mark.parametrize("case", ["missing", "version", "shared", "address", "token"])
+def test_a_host_that_cannot_be_a_node_says_so_at_once(
+    case: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(checks, "version", lambda: None if case == "missing" else "2.60.0")
+    free = MEMORY if case != "shared" else 1 << 20
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in (TOKEN, TOKEN_PATH):
+        monkeypatch.delenv(name, raising=False)
+    address = f"127.0.0.1:{free_port('127.0.0.1')}"
+    variables = {TOKEN: "x"} if case == "address" else {}
+    ray = ray_node(address if case in ("address", "token") else None, "2.61.0" if case == "version" else "2.60.0")
+    began = time.monotonic()
+    (end,) = start(folder, ray, variables)
+    assert time.monotonic() - began < 10
+    assert end.cause is not None and end.cause.whole and end.cause.code == ExitCode.PREFLIGHT
+    problem = end.cause.problem
+    said = f"{problem.key} {problem.message} {problem.hint}"
+    names = {
+        "missing": 'pip install "bytescale[ray]"',
+        "version": "2.61.0",
+        "shared": "/dev/shm",
+        "address": address,
+        "token": TOKEN_PATH,
+    }
+    assert names[case] in said and ("data.r" in said)
+
+
+def test_a_supervisor_that_always_ends_ends_the_run(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a cluster that runs already there is only the supervisor."""
+    monkeypatch.setattr(data_plane, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(data_plane.sys, "executable", shutil.which("false"))
+    monkeypatch.setattr(data_plane, "_MOST_SOON", 3)
+    plane = data_plane.DataPlane(ray_node("127.0.0.1:9"), folder, dict(os.environ), "127.0.0.1", None, b"")
+    assert plane.environment[ADDRESS] == "127.0.0.1:9" and plane.environment[NODE_ADDRESS] == "127.0.0.1"
+    assert until(plane.look, 30)
+    plane.close()
+    assert len(plane._ends) == 3
+    assert folder.data_log("supervisor").exists()
+
+
+def test_a_supervisor_ends_when_its_agent_does(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the time to end its actors in a cluster that stays."""
+    code = "import sys; sys.stdin.read(); print('ended', flush=True)"
+    started = data_plane.subprocess.Popen
+    monkeypatch.setattr(
+        data_plane.subprocess, "Popen", lambda command, **how: started([sys.executable, "-c", code], **how)
+    )
+    plane = data_plane.DataPlane(ray_node("127.0.0.1:9"), folder, dict(os.environ), "127.0.0.1", None, b"")
+    plane.close()
+    assert folder.data_log("supervisor").read_text() == "ended\n"
