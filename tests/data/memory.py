@@ -14,6 +14,7 @@ from engine.config.load import load
 from engine.config.schema import Config, Segment, Source
 from engine.data.blocks.blocks import Range, Slice
 from engine.data.corpus import Corpus
+from engine.data.order import ORDER
 from engine.data.parts import LeftOut
 from engine.data.steps import Cursor, SequenceTable, Steps
 from engine.units import Ints
@@ -151,9 +152,9 @@ def run(steps: Steps, most: int, cursor: Cursor | None = None) -> list[Step]:
     return found
 
 
-def epochs(steps: Steps, name: str, count: int) -> list[Step]:
+def epochs(steps: Steps, name: str, count: int, order: int = ORDER) -> list[Step]:
     """All steps until a source has begun epoch `count`, or until the documents are used up."""
-    found, cursor = list[Step](), Cursor()
+    found, cursor = list[Step](), Cursor(order=order)
     while (cursor.places.get(name) or (0,))[0] < count and (step := steps.next(cursor)) is not None:
         found.append(step)
         cursor = step[1]

@@ -29,6 +29,7 @@ document = st.one_of(st.integers(0, 12), st.integers(0, 60))
 blocks_ = st.lists(st.lists(document, max_size=5), min_size=1, max_size=12).filter(lambda b: any(map(any, b)))
 sizes = st.integers(1, 80)
 longs = st.sampled_from(["step", "split"])
+orders = st.sampled_from([1, 2])
 Blocks = list[list[int]]
 
 
@@ -69,14 +70,14 @@ def test_documents_are_split_and_nothing_is_dropped() -> None:
     assert (after.step, after.tokens) == (1, 14)
 
 
-@given(blocks_, sizes, sizes, st.integers(0, 2**63 - 1), longs)
+@given(blocks_, sizes, sizes, st.integers(0, 2**63 - 1), longs, orders)
 def test_an_epoch_has_every_input_exactly_once_and_in_order(
-    blocks: Blocks, batch: int, context: int, seed: int, long: str
+    blocks: Blocks, batch: int, context: int, seed: int, long: str, number: int
 ) -> None:
     """Steps may cross epochs, so the first inputs of the run are the first epoch, and as many are the second."""
     corpus = Memory(blocks)
     steps = steps_of([corpus], config_of(batch, context, seed, long))  # type: ignore[arg-type]
-    covered = list(chain.from_iterable(inputs(table, [corpus]) for table, _ in epochs(steps, "data", 2)))
+    covered = list(chain.from_iterable(inputs(table, [corpus]) for table, _ in epochs(steps, "data", 2, number)))
     expected = all_inputs(corpus)
     size = expected.total()
     assert Counter(covered[:size]) == Counter(covered[size : 2 * size]) == expected
@@ -119,14 +120,15 @@ def test_a_split_document_goes_on_in_the_next_step() -> None:
     assert [after.places["data"] for _, after in found][:2] == [Place(0, 0, 0, 8), Place(0, 0, 0, 16)]
 
 
-@given(blocks_, blocks_, sizes, sizes, longs, st.sampled_from(["repeat", "drop", "stop"]), st.integers(1, 5))
+@given(blocks_, blocks_, sizes, sizes, longs, st.sampled_from(["repeat", "drop", "stop"]), st.integers(1, 5), orders)
 @settings(max_examples=35)
 def test_a_run_continues_identically_from_any_saved_cursor(
-    first: Blocks, second: Blocks, batch: int, context: int, long: str, exhausted: str, seed: int
+    first: Blocks, second: Blocks, batch: int, context: int, long: str, exhausted: str, seed: int, number: int
 ) -> None:
+    begin = Cursor(order=number).to_json()
     corpora = [Memory(first, "a"), Memory(second, "b")]
     config, mix = config_of(batch, context, seed, long), {"a": 2, "b": 1}  # type: ignore[arg-type]
-    resumes_exactly(lambda state: StepsFrom(steps_of(corpora, config, mix, exhausted), state), most=12)  # type: ignore[arg-type]
+    resumes_exactly(lambda state: StepsFrom(steps_of(corpora, config, mix, exhausted), state or begin), most=12)  # type: ignore[arg-type]
 
 
 def test_the_state_is_small() -> None:
