@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -106,7 +107,11 @@ def pinned(size: int, many: bool = False) -> int:
 
 
 def ray_bytes(config: schema.Config) -> int:
-    """A rank's share of the host memory that Ray has on its node; 0 without Ray, or if the host gives tensors none."""
-    if config.data.runtime != "ray" or not config.cluster.host_memory:
+    """A rank's share of the host memory that Ray has on its node, which offload does not get; 0 without Ray.
+
+    At most what the host gives to tensors: a run whose tensors stay on its devices needs none of it.
+    """
+    if config.data.runtime != "ray":
         return 0
-    return -(-config.data.ray.memory // config.cluster.ranks_per_node)
+    host, headroom = config.cluster.host_memory, config.cluster.headroom
+    return min(-(-config.data.ray.memory // config.cluster.ranks_per_node), host - math.ceil(headroom * host))

@@ -12,6 +12,7 @@ import pytest
 
 from bytescale_cli.main import run
 from engine.config.load import load
+from engine.config.units import parse_count
 from engine.data.runtime.runtimes import RUNTIMES
 from engine.fit import check, machine
 from engine.fit.check import fit_error
@@ -78,8 +79,11 @@ def test_the_memory_of_ray_is_taken_from_that_for_offload(monkeypatch: pytest.Mo
     assert found.ray == 1 << 30 and before.ray == 0
     assert ("of it for Ray", "1.00") in [(name, size) for name, size, _ in memory_rows(found)]
     assert not any("Ray" in name for name, _, _ in memory_rows(before))
-    without = [*LLAMA7B_2M, "offload.ratio=0", "cluster.host_memory=0"]
-    assert Job(load([*without, *ray])).settings.host_memory == Job(load(without)).settings.host_memory
+    without = [*LLAMA7B_2M, "offload.ratio=0"]
+    for host in ("0", "1GiB", "1537MiB"):
+        small = Job(load([*without, *ray, f"cluster.host_memory={host}"])).settings.host_memory
+        assert small == max(0, int(0.97 * (parse_count(host, bytes_=True))) - (1 << 30)), "a run without offload fits"
+        assert problem(*without, *ray, f"cluster.host_memory={host}") is None
 
 
 def test_the_capacity_comes_before_the_context() -> None:
