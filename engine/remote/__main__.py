@@ -15,6 +15,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from engine.config.load import read_resolved
 from engine.errors import BytescaleError
 from engine.files import append
 from engine.remote.cluster import RayBoard, RayFleet, connect
@@ -54,7 +55,8 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     plane = Plane.of_json(sys.stdin.readline())
     try:
-        supervise(plane)
+        ray = read_resolved(RunFolder(Path(plane.folder)).resolved).data.ray
+        supervise(plane, ray.standbys, ray.deadline)
     except BytescaleError as error:
         logging.getLogger(__name__).error("%s", error)
         return int(error.code)

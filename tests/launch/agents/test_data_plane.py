@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from engine.config.load import load, resolved_yaml
 from engine.control.link import Link
 from engine.control.protocol import Ended, RayNode
 from engine.errors import ExitCode
@@ -37,6 +38,7 @@ PORTS = {
     "raylet": {"127.0.0.1"},
     "ray::RuntimeEnvAgent": {"127.0.0.1"},
     "ray::DashboardAgent": set[str](),
+    "ray::Actor": {"127.0.0.1"},
 }
 LAUNCHES = """
 import sys
@@ -102,7 +104,7 @@ def ports(process: psutil.Process) -> dict[str, set[str]]:
     for one in below(process):
         with suppress(psutil.Error):
             for kind in PORTS:
-                if one.name()[:15] == kind[:15]:
+                if one.name().startswith(kind[:15]):
                     found.setdefault(kind, set()).update(at.removeprefix("::ffff:") for at in listening([one]))
     return found
 
@@ -112,12 +114,13 @@ def ports(process: psutil.Process) -> dict[str, set[str]]:
 def test_ports_tokens_and_what_is_left_of_a_launcher_that_was_killed(folder: RunFolder) -> None:
     """Two nodes with real agents. The supervisor is killed, then the launcher; the table of ports is in the logs."""
     pytest.importorskip("ray")
+    folder.resolved.write_text(resolved_yaml(load(["recipe=quickstart", "data.runtime=ray", "run.seed=1"])))
     shared = set(os.listdir("/dev/shm"))  # noqa: PTH208
     with subprocess.Popen([sys.executable, "-c", LAUNCHES, str(folder.root)], start_new_session=True) as launcher:
         try:
             process = psutil.Process(launcher.pid)
             assert until(lambda: len(below(process, "ray::RuntimeEnv")) == 2 and below(process, "engine.remote.guard"))
-            assert until(lambda: supervisors(process))
+            assert until(lambda: supervisors(process) and "ray::Actor" in ports(process))
             table = ports(process)
             (folder.logs / "ports.txt").write_text("\n".join(f"{name}: {sorted(at)}" for name, at in table.items()))
             assert table == PORTS
