@@ -54,6 +54,7 @@ def test_a_step_of_70b_at_2m_tokens_does_not_overflow() -> None:
     exact = 100 * (2**21 * (rates.token_f + rates.token_b) + 2**20 * (2**21 + 1) * (rates.pair_f + rates.pair_b))
     assert int(costs.sequence(step).sum()) == pytest.approx(exact)
     assert costs.flops(step) > 2**63, "FLOPs are Python integers"
+    assert costs.flops(ints(5, 2**21, 5)) == 2 * costs.flops(ints(5)) + costs.flops(ints(2**21))
 
 
 def test_states_are_sharded_over_all_ranks() -> None:
