@@ -12,7 +12,6 @@ import logging
 import select
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 from engine.config.load import read_resolved
@@ -20,30 +19,31 @@ from engine.errors import BytescaleError
 from engine.files import append
 from engine.remote.cluster import RayBoard, RayFleet, connect
 from engine.remote.plane import Plane, namespace
-from engine.remote.roles import make_role
+from engine.remote.roles import RunRoles
 from engine.remote.supervisor import Event, Supervisor
 from engine.run.folder import RunFolder
 
 _TURN_S = 0.1
 
 
-def supervise(plane: Plane, standbys: int = 1, deadline_s: float = 5.0) -> None:
+def supervise(plane: Plane) -> None:
     """Supervise a data plane until the standard input ends; then end its actors.
 
     What happens is appended to the run folder, as lines of JSON. Raises PreflightError if Ray cannot be reached,
     BytescaleError if no actor starts on a host, SupersededError.
     """
-    space, events = namespace(plane.folder), RunFolder(Path(plane.folder)).plane_events
-    events.parent.mkdir(exist_ok=True)
+    folder, space = RunFolder(Path(plane.folder)), namespace(plane.folder)
+    ray = read_resolved(folder.resolved).data.ray
+    folder.plane_events.parent.mkdir(exist_ok=True)
     connect(space)
-    with append(events) as file:
+    with append(folder.plane_events) as file:
 
         def note(event: Event) -> None:
             file.write(json.dumps({"time": time.time(), **event._asdict()}).encode() + b"\n")
             file.flush()
 
-        fleet = RayFleet(space, partial(make_role, plane))
-        supervisor = Supervisor(len(plane.hosts), standbys, deadline_s, RayBoard(space), fleet, note)
+        fleet = RayFleet(space, RunRoles(plane))
+        supervisor = Supervisor(len(plane.hosts), ray.standbys, ray.deadline, RayBoard(space), fleet, note)
         supervisor.begin(time.monotonic())
         while not select.select([sys.stdin], [], [], _TURN_S)[0]:
             supervisor.turn(time.monotonic())

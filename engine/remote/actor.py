@@ -34,22 +34,35 @@ class Role(Protocol):
         ...
 
 
-# Gets the role, its first epoch, what calls other roles, and a folder of this host that exists as long as its Ray.
-MakeRole = Callable[[str, int, Caller, Path], Role]
+class Roles(Protocol):
+    """Makes the objects of roles."""
+
+    def warm(self) -> None:
+        """Do in advance what takes long. Raises BytescaleError."""
+        ...
+
+    def make(self, role: str, epoch: int, caller: Caller, scratch: Path) -> Role:
+        """Make a role with its first epoch. `scratch` is a folder of this host that exists as long as its Ray.
+
+        Raises BytescaleError.
+        """
+        ...
 
 
 class Actor:
     """See above. Each method but `become` may be called in several threads."""
 
-    def __init__(self, make: MakeRole, surroundings: Callable[[], tuple[Caller, Path]]) -> None:
+    def __init__(self, roles: Roles, surroundings: Callable[[], tuple[Caller, Path]]) -> None:
         # Processes of multiprocessing would execute the file of the main module, which is Ray's.
         vars(sys.modules["__main__"]).pop("__file__", None)
-        self._make, self._surroundings = make, surroundings
+        self._roles, self._surroundings = roles, surroundings
         self._process = Process(os.getpid(), start_of(os.getpid()) or 0)
         self._lock = threading.Lock()
         self._epoch, self._name = 0, ""
         self._role: Role | None = None
         self._error: BytescaleError | None = None  # why it could not take its role
+        with suppress(BytescaleError):  # then a role cannot be taken either
+            roles.warm()
 
     def beat(self) -> Beat:
         """Answer the supervisor."""
@@ -62,7 +75,7 @@ class Actor:
                 self._role.close()
             self._role, self._error = None, None
             try:
-                self._role = self._make(role, epoch, *self._surroundings())
+                self._role = self._roles.make(role, epoch, *self._surroundings())
             except BytescaleError as error:
                 self._error = error
         self._name, self._epoch = role, epoch

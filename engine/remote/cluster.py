@@ -25,7 +25,7 @@ from ray.experimental import internal_kv
 from ray.util import list_named_actors
 
 from engine.errors import PreflightError, Problem
-from engine.remote.actor import Actor, MakeRole
+from engine.remote.actor import Actor, Roles
 from engine.remote.caller import Answer, Caller
 from engine.remote.checks import address_problem
 from engine.remote.plane import ADDRESS, NODE_ADDRESS, host_resource
@@ -157,8 +157,8 @@ def _answered(answered: Callable[[Answer | None], None], epoch: int, future: Fut
 class RayFleet:
     """The actors of a run."""
 
-    def __init__(self, namespace: str, make: MakeRole) -> None:
-        self._namespace, self._make, self._handles = namespace, make, dict[str, Any]()
+    def __init__(self, namespace: str, roles: Roles) -> None:
+        self._namespace, self._roles, self._handles = namespace, roles, dict[str, Any]()
 
     def find(self) -> Mapping[str, int]:
         named = [one["name"] for one in list_named_actors(all_namespaces=True) if one["namespace"] == self._namespace]
@@ -179,7 +179,7 @@ class RayFleet:
             max_task_retries=0,
             enable_task_events=False,
         )
-        self._handles[name] = actor.remote(self._make, partial(_surroundings, self._namespace))
+        self._handles[name] = actor.remote(self._roles, partial(_surroundings, self._namespace))
         return name
 
     def beat(self, actor: str) -> Future[Beat]:

@@ -16,8 +16,12 @@ import json
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from engine.config.load import read_resolved
 from engine.data.blocks.blocks import BlockId, Range
@@ -32,6 +36,7 @@ from engine.data.runtime.local import loader_count
 from engine.data.runtime.planner import Sent, SentSets, StepPlanner, received_sets, received_step
 from engine.data.steps import Cursor, SequenceTable
 from engine.job import Job
+from engine.planner.make import plan_step
 from engine.remote.actor import Role
 from engine.remote.caller import Caller
 from engine.remote.plane import Plane
@@ -39,6 +44,7 @@ from engine.remote.ray_blocks import RayBlocks
 from engine.remote.slices import HostBlocks, read
 from engine.remote.view import PLANNER, host_of, host_role
 from engine.run.folder import RunFolder
+from engine.simulator.timeline import simulate
 
 _KEPT_STEPS = 4  # whose plans a planner keeps: hosts ask for the same step at different times
 Owners = Mapping[BlockId, str]  # the host that has packed a block
@@ -58,14 +64,31 @@ class PlannedSets(NamedTuple):
     owners: Owners
 
 
-def make_role(plane: Plane, role: str, epoch: int, caller: Caller, scratch: Path) -> Role:
-    """Make the object of a role. Raises errors of `open_run`, and OSError for `scratch`, a folder of this host."""
-    folder = RunFolder(Path(plane.folder))
-    job = Job(read_resolved(folder.resolved))
-    host = host_of(role)
-    if host is None:
-        return Planner(folder, job, caller, [host_role(host) for host in range(len(plane.hosts))])
-    return Host(folder, job, caller, role, plane.hosts[host], scratch / role, epoch)
+@dataclass
+class RunRoles:
+    """The roles of a run. It is sent to actors, which warm it."""
+
+    plane: Plane
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(Path(self.plane.folder))
+
+    @cached_property
+    def job(self) -> Job:
+        return Job(read_resolved(self.folder.resolved))
+
+    def warm(self) -> None:
+        """Make the planner's settings, and plan once, which loads compiled code."""
+        length = np.ones(1, dtype=np.int64)
+        simulate(plan_step(length, self.job.settings), self.job.settings)
+
+    def make(self, role: str, epoch: int, caller: Caller, scratch: Path) -> Role:
+        """Make the object of a role. Raises errors of `open_run`, and OSError for `scratch`."""
+        host = host_of(role)
+        if host is None:
+            return Planner(self.folder, self.job, caller, [host_role(host) for host in range(len(self.plane.hosts))])
+        return Host(self.folder, self.job, caller, role, self.plane.hosts[host], scratch / role, epoch)
 
 
 class Planner:

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 from engine.errors import BytescaleError
 from engine.remote.view import PLANNER, Board, Member, Process, View, host_of, host_role
 
-_START_S = 120.0  # until the first beat of an actor, which imports our packages
+_START_S = 600.0  # until the first beat of an actor, which imports our packages
 _ATTEMPTS = 3  # actors of a host that may end before their first beat
 
 

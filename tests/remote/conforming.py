@@ -53,8 +53,16 @@ class NoPlanner:
         """It has started nothing."""
 
 
-def make(role: str, epoch: int, caller: Caller, scratch: Path) -> Role:
-    return NoPlanner() if role == PLANNER else TestHost(role, epoch, caller, scratch)
+class TestRoles:
+    """The roles of the tests of blocks."""
+
+    __test__ = False
+
+    def warm(self) -> None:
+        """There is nothing to do."""
+
+    def make(self, role: str, epoch: int, caller: Caller, scratch: Path) -> Role:
+        return NoPlanner() if role == PLANNER else TestHost(role, epoch, caller, scratch)
 
 
 class OverRay:
@@ -65,7 +73,7 @@ class OverRay:
 
         connect(SPACE)
         self._caller, self._ended = open_caller(SPACE), False
-        self._supervisor = Supervisor(2, 0, 60.0, RayBoard(SPACE), RayFleet(SPACE, make), lambda event: None)
+        self._supervisor = Supervisor(2, 0, 60.0, RayBoard(SPACE), RayFleet(SPACE, TestRoles()), lambda event: None)
         self._supervisor.begin(time.monotonic())
         self._thread = threading.Thread(target=self._supervise)
         self._thread.start()

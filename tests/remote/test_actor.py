@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -39,13 +40,18 @@ class Counter:
         Counter.closed += 1
 
 
+def broken() -> None:
+    """A run whose config cannot be read: each role reports it."""
+    raise DataError("cannot be read")
+
+
 @pytest.fixture
 def actor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Actor]:
     main = sys.modules["__main__"]
     if hasattr(main, "__file__"):
         monkeypatch.setattr(main, "__file__", main.__file__)  # an actor removes it
     Counter.closed = 0
-    yield Actor(Counter, lambda: (cast(Caller, None), Path("/nowhere")))
+    yield Actor(SimpleNamespace(make=Counter, warm=broken), lambda: (cast(Caller, None), Path("/nowhere")))
 
 
 def test_without_a_role_no_epoch_is_answered(actor: Actor) -> None:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from socket import socketpair
 from typing import Any
@@ -32,7 +31,7 @@ from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.remote.bridge import Bridge, RayRuntime
 from engine.remote.plane import Plane
-from engine.remote.roles import make_role
+from engine.remote.roles import RunRoles
 from engine.remote.view import View
 from engine.run.folder import RunFolder
 
@@ -58,7 +57,8 @@ def make_config(folder: Path, patch: pytest.MonkeyPatch, *more: str) -> Config:
         *("data.mix={texts: 3, rows: 1}", "data.quarantine_after=2", "data.validation_share=0.1", "data.loaders=2"),
     ]
     sizes = ["context=4096", "capacity=512", "batch_tokens=8192", "data.validation_tokens=2000"]
-    cluster = [f"cluster.nodes={HOSTS}", f"cluster.ranks_per_node={RANKS}"]
+    cluster = [f"cluster.nodes={HOSTS}", f"cluster.ranks_per_node={RANKS}", "data.runtime=ray"]
+    cluster += [f"data.ray.deadline={DEADLINE_S}"]
     return load(["recipe=quickstart", "data=jsonl", *sources, *sizes, *cluster, *more])
 
 
@@ -81,7 +81,7 @@ class Supervised:
         self._start()
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "tests.remote.supervisor", str(DEADLINE_S)]
+        command = [sys.executable, "-m", "engine.remote"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self._process.stdin is not None
         self._process.stdin.write(self._plane.to_json() + "\n")
@@ -167,8 +167,7 @@ def view(bridge: Bridge) -> View:
 def actors(bridge: Bridge) -> dict[str, int]:
     from engine.remote.cluster import RayFleet
 
-    make = partial(make_role, Plane("", []))  # it starts none
-    fleet, found = RayFleet(bridge._caller._wire._namespace, make), dict[str, int]()  # type: ignore[attr-defined]
+    fleet, found = RayFleet(bridge._caller._wire._namespace, RunRoles(Plane("", []))), dict[str, int]()  # type: ignore[attr-defined]
     for name, answer in {name: fleet.beat(name) for name in fleet.find()}.items():
         with suppress(Exception):
             found[name] = answer.result(1).process.pid
