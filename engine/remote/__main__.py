@@ -55,8 +55,7 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     plane = Plane.of_json(sys.stdin.readline())
     try:
-        ray = read_resolved(RunFolder(Path(plane.folder)).resolved).data.ray
-        supervise(plane, ray.standbys, ray.deadline)
+        supervise(plane)
     except BytescaleError as error:
         logging.getLogger(__name__).error("%s", error)
         return int(error.code)
