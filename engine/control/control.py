@@ -18,7 +18,7 @@ from typing import Any
 
 from engine.control.clock import AwakeClock
 from engine.control.link import BEAT_S, SILENCE_S, Link
-from engine.control.protocol import Alive, Answer, Ask, ProtocolError, Reduce, Result, Stop
+from engine.control.protocol import Alive, Answer, Ask, Meet, ProtocolError, Reduce, Result, Stop
 from engine.control.reduction import GATHER, MAX, Operation
 from engine.errors import ExitCode, PlanError
 
@@ -42,6 +42,7 @@ class Control:
         self._results = SimpleQueue[Operation]()
         self._tickets = itertools.count()  # of questions about keys
         self._answers = dict[int, SimpleQueue[Any]]()
+        self._meetings = SimpleQueue[Meet]()
         if agent is not None:
             threading.Thread(target=self._listen, args=(agent,), daemon=True).start()
 
@@ -60,14 +61,22 @@ class Control:
 
     def check_same(self, digest: str) -> None:
         """Check that all ranks pass the same plan digest, in hexadecimal. Otherwise all raise PlanError."""
-        number = int(digest, 16)
-        largest, negative_smallest = self._reduce(MAX, [number, -number])
-        if largest != -negative_smallest:
+        if not self.is_same(digest):
             digests = self.gather(digest)
             odd = next(rank for rank, other in enumerate(digests) if other != digests[0])
             raise PlanError(
                 0, f"rank {odd}'s plan differs from rank 0's (digest {digests[odd]}, expected {digests[0]})"
             )
+
+    def is_same(self, digest: str) -> bool:
+        """Return whether all ranks pass the same digest, in hexadecimal."""
+        number = int(digest, 16)
+        largest, negative_smallest = self._reduce(MAX, [number, -number])
+        return bool(largest == -negative_smallest)
+
+    def meeting(self) -> Meet:
+        """Wait for what the agent tells the first rank of each of several nodes. To be called once, by that rank."""
+        return self._meetings.get()
 
     def ask(self, question: str, *arguments: Any) -> Any:
         """Ask about the keys that all ranks share (keys.py), and wait for the answer. Any thread may ask.
@@ -117,5 +126,7 @@ class Control:
                         self._stop()
                     case Result(operation):
                         self._results.put(operation)
+                    case Meet():
+                        self._meetings.put(message)
                     case Answer(ticket, value):
                         self._answers.pop(ticket).put(value)

@@ -5,7 +5,7 @@
 | launcher | agent | `Again` `Start` `Stop` `Stacks` `Kill` `End` `Alive`; of the doctor, `Ask` |
 | agent | launcher | `Join` `Hello` `Listening` `Beats` `Ended` `Asked`; to the doctor, `Answer` or `Failed` |
 | rank | agent | `At` `Planned` `Pace` `Reduce` `Ask` |
-| agent | rank | `Alive` `Stop` `Result` `Answer` |
+| agent | rank | `Alive` `Stop` `Result` `Answer`; to the first of its node, `Meet` |
 | agent | its parent | `Reduce` `Ask` |
 | agent | its children | `Result` `Answer` |
 
@@ -26,7 +26,7 @@ from engine.errors import BytescaleError, ExitCode, PreflightError
 from engine.readers import parse_line
 from engine.run.cause import Cause
 
-PROTOCOL = 4  # raised whenever a message changes
+PROTOCOL = 5  # raised whenever a message changes
 _SHOWN = 40  # characters of a kind
 
 Place = tuple[int, str, int]  # step, phase, and part of the phase: the number of the pass on this rank
@@ -291,6 +291,17 @@ class Ask(Message):
     ticket: int  # comes back with the answer
     question: str
     arguments: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Meet(Message):
+    """How processes of this node may connect to those of other nodes."""
+
+    address: str  # of this node, for the others
+    secret: str  # of all of them, in hexadecimal
+
+    def __repr__(self) -> str:
+        return f"Meet({self.address})"
 
 
 @dataclass(frozen=True)

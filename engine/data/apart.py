@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engine.config import schema
 from engine.config.sources import BUILT_IN, source_configs
-from engine.data.cache import ENDINGS, cache_folder
+from engine.data.cache import ENDINGS, IDENTITY, RANKS, cache_folder
 from engine.data.sources.files import matches, split_glob
 from engine.data.sources.urls import is_url
 from engine.errors import ConfigError
@@ -48,6 +48,8 @@ def check_cache(data: schema.Data) -> None:
     written = [f"00/{name}{ending}" for ending in (*ENDINGS, ".lock")] + [
         f"{draft}/{name}/{name}.bin",
         f"{draft}/{MARK}",
+        IDENTITY,
+        f".writing-{RANKS}.{'0' * 16}/{RANKS}/step-1.0",
     ]
     for source, one in source_configs(data).items():
         for path in one.paths if one.format != "tokens" else ():

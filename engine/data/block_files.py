@@ -1,7 +1,7 @@
 """The file in which the launcher lists the blocks of texts of a run, once for all of its processes.
 
 ```
- {"sources": ["web", "code"], "tokenizer": "1f0c..."}               the fingerprint of the tokenizer
+ {"sources": ["web", "code"], "tokenizer": "1f0c...", "packed": {}}  the fingerprint of the tokenizer; see `Placed`
  ["web", "JsonlBlock", {"path": "web.jsonl", "field": "text", "ranges": [[0, 1048576]], "length": 1048576}]
  ...                                                                a line for each block, in the order of its source
 ```
@@ -11,24 +11,34 @@ It is JSON, because a run folder may be someone else's: reading a pickle can run
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from sys import intern
 from typing import Any
 
+from engine.data.blocks.blocks import BlockId
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import Block
 from engine.errors import DataError
 from engine.files import write_durably
 from engine.readers import open_regular, parse_line
 
+# Blocks that the launcher has packed, each with the identity of its cache: the hosts of a run need not pack them.
+Placed = Mapping[BlockId, str]
 
-def write_blocks(path: Path, blocks: Mapping[str, Sequence[Block]], tokenizer: str | None) -> None:
+
+def write_blocks(
+    path: Path, blocks: Mapping[str, Sequence[Block]], tokenizer: str | None, placed: Placed | None = None
+) -> None:
     """List the blocks of all sources of texts, with the fingerprint of their tokenizer; None if there are none.
 
     Raises OSError if writing fails.
     """
-    lines = [json.dumps({"sources": [*blocks], "tokenizer": tokenizer})]
+    packed = defaultdict[str, list[BlockId]](list)
+    for block, identity in (placed or {}).items():
+        packed[identity].append(block)
+    lines = [json.dumps({"sources": [*blocks], "tokenizer": tokenizer, "packed": packed})]
     for name, listed in blocks.items():
         lines += (json.dumps([name, type(block).__name__, vars(block)]) for block in listed)
     write_durably(path, "\n".join([*lines, ""]).encode())
@@ -52,6 +62,13 @@ def read_blocks(path: Path) -> tuple[dict[str, list[Block]], str | None]:
         message, hint = "does not list the blocks of a run of this version", "resume the run, which writes it again"
         raise DataError(message, key=str(path), hint=hint) from error
     return blocks, tokenizer
+
+
+def read_placed(path: Path) -> Placed:
+    """Return the blocks that the launcher had packed. Raises DataError as `read_blocks`."""
+    with open_regular(path) as file:
+        packed = parse_line(file.readline()).get("packed", {})
+    return {BlockId(*block): identity for identity, blocks in packed.items() for block in blocks}
 
 
 def _value(value: Any) -> Any:

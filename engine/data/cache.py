@@ -4,25 +4,34 @@
  CACHE/ab/ab12...ef.idx, .bin, .mask, .hash, .json   the token file of a block; .mask is seldom there
           ab12...ef.lock                             while it is written or removed
           .writing-ab12...ef.RANDOM/                 what is being written (Note: [shared folders] in folders.py)
+       .identity                                     tells whether hosts share the folder
+       .writing-ranks.RANDOM/                        rank files of a run whose hosts do not (runtime/hosts.py)
 ```
 Users may share such a folder, so its contents get the permissions of the folder, whatever the umask.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import secrets
+import socket
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
 from engine import files
 from engine.config import schema
-from engine.folders import drafting, entered, inside, names, opened, remove_drafts
+from engine.folders import drafting, entered, inside, names, opened, random_name, remove_drafts
 
 ENDINGS = (".idx", ".bin", ".mask", ".hash", ".json")  # of the files of a block; .mask is seldom there
+RANKS = "ranks"  # the draft with the rank files of a run
+IDENTITY = ".identity"  # the file with that of the folder
+_TRIES = 10  # to read or write it, while other hosts do
 _PART = re.compile(
     rf"([0-9a-f]{{32}})(?:{'|'.join(map(re.escape, (*ENDINGS, '.lock')))})|\.writing-([0-9a-f]{{32}})\.\w+"
 )
@@ -34,6 +43,36 @@ def cache_folder(data: schema.Data) -> Path:
         return Path(data.cache)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "bytescale" / "tokens"
+
+
+def identity_of(cache: Path) -> str:
+    """Return the identity of a cache folder, 32 hexadecimal digits: hosts with the same one share the folder.
+
+    It is written when it is first asked for. Where that is not possible, each host has another identity. Raises OSError
+    if the folder cannot be created or read.
+    """
+    with opened(cache, make=True) as folder:
+        path = inside(folder) / IDENTITY
+        for _ in range(_TRIES):
+            with suppress(FileNotFoundError):
+                found = path.read_text(encoding="ascii", errors="replace")
+                if re.fullmatch("[0-9a-f]{32}", found):
+                    return found
+                path.unlink()  # damaged
+            draft = inside(folder) / f"{IDENTITY}.{random_name()}"
+            try:
+                draft.write_text(secrets.token_hex(16), encoding="ascii")
+                _share_file(draft, _mode(folder))
+                with suppress(FileExistsError):  # that of another host
+                    os.link(draft, path)
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EOPNOTSUPP):
+                    raise
+                break
+            finally:
+                with suppress(OSError):
+                    draft.unlink(missing_ok=True)
+    return blake2b(f"{socket.gethostname()}, {cache}".encode(), digest_size=16).hexdigest()
 
 
 @contextmanager
@@ -104,6 +143,12 @@ def _mode(folder: int) -> int:
     """The permissions of files in an open folder. In one such as /tmp, users change only their own files."""
     mode = os.fstat(folder).st_mode
     return stat.S_IMODE(mode) & (0o644 if mode & stat.S_ISVTX else 0o666)
+
+
+def _share_file(path: Path, mode: int) -> None:
+    """Give permissions to a file that this process has made."""
+    with suppress(PermissionError):
+        path.chmod(mode)
 
 
 def _share(handle: int, mode: int) -> None:

@@ -19,10 +19,13 @@ from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.data.apart import check_cache
 from engine.data.bigrams import BigramCounts
+from engine.data.block_files import Placed
 from engine.data.blocks.blocks import BlockId, Range
+from engine.data.cache import cache_folder, identity_of
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus
 from engine.data.opening import list_blocks, open_sources
-from engine.data.parts import Tokens, pack_blocks
+from engine.data.parts import Tokens, is_packed, pack_blocks
+from engine.data.runtime.planner import AHEAD_STEPS
 from engine.data.sources.notes import notes
 from engine.data.steps import Cursor, Steps
 from engine.data.tokenizers.load import BYTES, check_weights, open_tokenizer
@@ -56,6 +59,7 @@ class Corpora:
         """
         check_cache(config.data)
         self.data, self.vocabulary, self.batch_tokens = config.data, config.model.vocab, config.batch_tokens
+        self._first = set[BlockId]()  # of the steps and the validation set that come first
         self.blocks = list_blocks(config.data)
         self.sources = open_sources(config.data, self.blocks).corpora
         if not all(isinstance(corpus, TokenCorpus) and corpus.facts is None for corpus in self.sources):
@@ -107,6 +111,7 @@ class Corpora:
             for line in notes(one, self.blocks.get(name, ()), self.vocabulary):
                 say(line)
         first = self.first(cursor)
+        self._first = {*first, *self.steps.upcoming(cursor, AHEAD_STEPS * self.batch_tokens)}
         shown = time.monotonic()
 
         def progress(done: int, total: int) -> None:
@@ -120,6 +125,18 @@ class Corpora:
             of_name = {corpus.name: corpus.texts for corpus in texts}
             blocks = [of_name[name].blocks[block] for name, block in sorted(first)]
             pack_blocks(texts[0].texts.tokens, texts[0].texts.folder, blocks, progress=progress)
+
+    def placed(self) -> Placed:
+        """Return the blocks of the first steps that are in the cache of this host, with its identity."""
+        texts = {corpus.name: corpus for corpus in self.sources if isinstance(corpus, TextCorpus)}
+        if not texts:
+            return {}
+        packed = [
+            block
+            for block in sorted(self._first)
+            if block.source in texts and is_packed(texts[block.source].texts.part(block.block))
+        ]
+        return dict.fromkeys(packed, identity_of(cache_folder(self.data)))
 
     @cached_property
     def tokens(self) -> int | None:

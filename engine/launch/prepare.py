@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import files
+from engine.cluster.cluster import nodes_of
 from engine.config.load import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config
 from engine.config.units import counted
@@ -352,7 +353,8 @@ def write_facts(folder: RunFolder, config: Config, corpora: Corpora, parameters:
     """Write the config, summary.json and the list of blocks to the run folder. `parameters` counts model weights."""
     write_durably(folder.resolved, resolved_yaml(config).encode())
     tokenizer = tokenizer_facts(config.data)
-    write_blocks(folder.blocks, corpora.blocks, tokenizer["fingerprint"] if tokenizer else None)
+    placed = corpora.placed() if len(nodes_of(config.cluster)) > 1 else None
+    write_blocks(folder.blocks, corpora.blocks, tokenizer["fingerprint"] if tokenizer else None, placed)
     known, (bos, eos) = corpora.overview, corpora.sources[0].ends  # all sources have the same tokenizer
     facts = {
         "fingerprints": corpora.fingerprints,

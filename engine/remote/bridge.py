@@ -9,11 +9,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
 
 from engine.config.sources import source_configs
+from engine.control.control import Control
 from engine.data.inputs import RankInputs, rank_inputs
 from engine.data.runtime.constructor import RankFiles
 from engine.data.runtime.node import NodeAnswers
@@ -54,11 +54,12 @@ class Bridge:
 class RayRuntime:
     """The DataRuntime of a rank."""
 
-    def __init__(self, folder: RunFolder, job: Job, sockets: Sequence[int] = (), first: bool = True) -> None:
+    def __init__(
+        self, folder: RunFolder, job: Job, control: Control, sockets: Sequence[int] = (), first: bool = True
+    ) -> None:
         """`sockets` lead to ranks of the same node. The `first` rank of a node starts its planning process."""
-        rank = int(os.environ["RANK"])
-        self._rank, self._names = job.mesh.place(rank).hdp, list(source_configs(job.config.data))
-        host, _ = job.cluster.place(rank)
+        self._rank, self._names = job.mesh.place(control.rank).hdp, list(source_configs(job.config.data))
+        host, _ = job.cluster.place(control.rank)
         self._answers = NodeAnswers(partial(Bridge, folder, host), sockets, first)
 
     def request(self, cursor: Cursor) -> None:

@@ -73,7 +73,7 @@ class Trainer:
         self.writer = BackgroundWriter(folder.checkpoints, groups.rank, token)
         self.fingerprints, self.tokenizer = read_fingerprints(folder), tokenizer_facts(config.data)
         open_runtime, first = RUNTIMES[config.data.runtime], groups.local_rank == 0
-        self.data = open_runtime(folder, job, inherited(NODE_SOCKETS), first)
+        self.data = open_runtime(folder, job, self.control, inherited(NODE_SOCKETS), first)
         self.validation: Mapping[str, PlannedSequences] = {}  # by source
         self.unvalidated: list[str] = []  # sources whose validation set is empty
         self.copies = most_on_host(job).checkpoint > 0

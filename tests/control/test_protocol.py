@@ -46,6 +46,7 @@ MESSAGES = [
     protocol.Reduce(Operation("1", MAX, [1, 2**200, 0.1, math.inf])),
     protocol.Result(Operation("2", GATHER, {"0": {"a": None}})),
     protocol.Ask(5, "swap", ["key", "", "value"]),
+    protocol.Meet("10.0.0.1", "00ff"),
     protocol.Answer(5, "value\n"),
     protocol.Failed(5, "why"),
 ]
@@ -67,7 +68,7 @@ def test_the_version_is_raised_when_a_message_changes() -> None:
     kinds = [*Message.__subclasses__(), Work, RayNode, Tree]
     names = {kind.__name__: [field.name for field in fields(kind)] for kind in kinds}  # type: ignore[arg-type]
     digest = blake2b(json.dumps({**names, "Beat": Beat._fields}, sort_keys=True).encode(), digest_size=4).hexdigest()
-    assert (protocol.PROTOCOL, digest) == (4, "9aaf4a85")
+    assert (protocol.PROTOCOL, digest) == (5, "e38b6a6b")
 
 
 def test_a_program_and_a_parent_arrive() -> None:

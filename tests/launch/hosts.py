@@ -48,11 +48,14 @@ def _run(*words: str) -> None:
 
 
 class Hosts:
-    """The hosts, until they are closed. All see the same files, as hosts with a shared file system do."""
+    """The hosts, until they are closed. All see the same files, as hosts with a shared file system do.
 
-    def __init__(self, folder: Path, count: int) -> None:
+    Only what is in the folder `own` is another on each host: that in `of_host`.
+    """
+
+    def __init__(self, folder: Path, count: int, own: Path | None = None) -> None:
         begins_world()
-        self.folder = folder
+        self.folder, self._own = folder, own
         letters = "abcdefgh"[:count]
         self.names = [f"bs{os.getpid()}{letter}" for letter in letters]
         self.cards = [f"v{os.getpid()}{letter}" for letter in letters]
@@ -83,7 +86,7 @@ class Hosts:
         options = [word for setting in settings for word in ("-o", setting)]
         for name in self.names:
             sshd = [_SSHD, "-f", "/dev/null", "-h", str(folder / "hostkey"), *options]
-            _run("ip", "netns", "exec", name, *sshd, "-o", f"PidFile={folder / name}.pid")
+            _run(*self._on(name), *sshd, "-o", f"PidFile={folder / name}.pid")
         (folder / "config").write_text(
             f"Host *\n  IdentityFile {folder / 'key'}\n  StrictHostKeyChecking no\n"
             "  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
@@ -103,7 +106,20 @@ class Hosts:
     def start(self, command: Sequence[str], **more: Any) -> subprocess.Popen[str]:
         """Start a command on the first host."""
         environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
-        return subprocess.Popen(["ip", "netns", "exec", self.names[0], *command], env=environment, text=True, **more)
+        return subprocess.Popen([*self._on(self.names[0]), *command], env=environment, text=True, **more)
+
+    def of_host(self, host: int) -> Path:
+        """The folder that a host has in place of `own`."""
+        return self.folder / f"own-{host}"
+
+    def _on(self, name: str) -> list[str]:
+        """Return the words that run a command on a host. `ip netns exec` also gives it mounts that no other sees."""
+        if self._own is None:
+            return ["ip", "netns", "exec", name]
+        here = self.of_host(self.names.index(name))
+        for folder in (here, self._own):
+            folder.mkdir(exist_ok=True)
+        return ["ip", "netns", "exec", name, "sh", "-c", f'mount --bind {here} {self._own} && exec "$@"', "sh"]
 
     def hostfile(self, count: int, user: str = "") -> Path:
         """Write a hostfile with the first hosts, one rank each, and return its path. `user` may be `NAME@`."""

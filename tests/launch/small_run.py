@@ -17,7 +17,7 @@ from tests.trainer.worlds import in_worlds
 
 SMALL = ["recipe=quickstart", "model.layers=1", "context=256", "capacity=128", "batch_tokens=512", "run.restarts=0"]
 # Ranks have one thread, as those of worlds: else sums may differ in the last bit.
-_ONE_THREAD = ["env", "OMP_NUM_THREADS=1", "BYTESCALE_FORWARD=OMP_NUM_THREADS"]
+ONE_THREAD = ["env", "OMP_NUM_THREADS=1", "BYTESCALE_FORWARD=OMP_NUM_THREADS", sys.executable, "-m", "bytescale_cli"]
 
 
 class SmallRun:
@@ -37,7 +37,7 @@ class SmallRun:
 
     def command(self, out: Path, *more: str, steps: int | None = None) -> list[str]:
         """Return the command of a run in the folder `out`."""
-        return [*_ONE_THREAD, sys.executable, "-m", "bytescale_cli", "train", *self.settings(out, steps), *more]
+        return [*ONE_THREAD, "train", *self.settings(out, steps), *more]
 
     def _train(self, ranks: int = 2) -> list[float]:
         """Return the losses of a number of ranks of this host. They train once, when they are first asked for."""

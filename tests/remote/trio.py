@@ -19,6 +19,7 @@ import pytest
 
 from engine.config.load import load
 from engine.config.schema import Config
+from engine.control.control import Control
 from engine.data.corpus import Reader
 from engine.data.inputs import RankInputs, rank_inputs
 from engine.data.overview import Corpora
@@ -177,14 +178,14 @@ def actors(bridge: Bridge) -> dict[str, int]:
 @contextmanager
 def runtimes(folder: RunFolder, job: Job) -> Iterator[Trio]:
     """Open the runtime of each rank."""
-    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+    with ExitStack() as stack:
         ranks = list[RayRuntime]()
         for host in range(HOSTS):
             pairs = [[end.detach() for end in socketpair()] for _ in range(RANKS - 1)]
             sockets: list[Sequence[int]] = [[mine for mine, _ in pairs], *([theirs] for _, theirs in pairs)]
             for local in range(RANKS):
-                patch.setenv("RANK", str(host * RANKS + local))
-                runtime = RayRuntime(folder, job, sockets[local], local == 0)
+                control = Control(host * RANKS + local)
+                runtime = RayRuntime(folder, job, control, sockets[local], local == 0)
                 ranks.append(stack.enter_context(closing(runtime)))
         yield Trio(ranks)
 

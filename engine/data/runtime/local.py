@@ -1,6 +1,11 @@
-"""The local runtime: each node plans for itself in one process, and each rank reads its documents from `data.cache`.
+"""The local runtime: each node plans for itself in one process.
 
-The planning process has loaders, which pack documents ahead. It plans a step while the ranks run the one before.
+```
+                  one data.cache                                several: each host has another
+ packing          loaders of all hosts, each what it needs      loaders of the host that owns a block (peer_blocks.py)
+ ranks read       their documents, from data.cache              the rank files that their planning process writes
+```
+The planning process plans a step, and writes its rank files, while the ranks run the one before.
 """
 
 from __future__ import annotations
@@ -9,18 +14,26 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from engine.config import schema
+from engine.config.sources import source_configs
+from engine.control.control import Control
+from engine.data.block_files import read_placed
+from engine.data.blocks.blocks import Blocks
 from engine.data.blocks.loaders import Loaders
 from engine.data.blocks.local_blocks import LocalBlocks
+from engine.data.blocks.peer_blocks import PeerBlocks
 from engine.data.blocks.texts import Texts
 from engine.data.corpus import Reader
 from engine.data.inputs import RankInputs, rank_inputs
 from engine.data.opening import open_run
+from engine.data.runtime.constructor import Constructor, RankFiles
+from engine.data.runtime.hosts import Meeting, NodeHosts
 from engine.data.runtime.node import NodeAnswers
-from engine.data.runtime.planner import StepPlanner, received_sets, received_step
+from engine.data.runtime.planner import Sent, SentSets, StepPlanner, received_sets, received_step
 from engine.data.runtime.runtime import Planned, PlannedSequences
 from engine.data.steps import Cursor
 from engine.data.workers import cores
 from engine.job import Job
+from engine.planner.plan.step_plan import StepPlan
 from engine.run.folder import RunFolder
 
 _MOST_LOADERS = 8  # on each host, if data.loaders is not set
@@ -31,39 +44,87 @@ def loader_count(data: schema.Data) -> int:
     return data.loaders or min(_MOST_LOADERS, max(1, cores() // 2))
 
 
-def local_planner(folder: RunFolder, job: Job) -> StepPlanner:
-    """Make the StepPlanner that runs in the planning process of a node, with loaders that pack its blocks."""
-    data = job.config.data
+class NodePlanner:
+    """Answers the questions of ranks in the planning process of a node: plans, and the rank files of its ranks."""
 
-    def make_blocks(texts: Mapping[str, Texts]) -> LocalBlocks:
-        return LocalBlocks(texts, Loaders(loader_count(data), data.spool) if texts else None)
+    def __init__(self, planner: StepPlanner, constructor: Constructor | None = None) -> None:
+        """Without a constructor there are no rank files: ranks read blocks themselves."""
+        self.planner, self._constructor = planner, constructor
 
-    return StepPlanner(open_run(folder, job.config, make_blocks), job)
+    @classmethod
+    def of(cls, folder: RunFolder, job: Job, others: NodeHosts | None = None) -> NodePlanner:
+        """Make it with loaders that pack the blocks of a run; `others` are the hosts with which it shares them."""
+        data = job.config.data
+
+        def make_blocks(texts: Mapping[str, Texts]) -> Blocks:
+            local = LocalBlocks(texts, Loaders(loader_count(data), data.spool) if texts else None)
+            return local if others is None else PeerBlocks(texts, local, others.hosts, read_placed(folder.blocks))
+
+        sources, constructor = open_run(folder, job.config, make_blocks), None
+        if others is not None:
+            constructor = Constructor(Reader(sources.corpora, job.config.model.vocab), others.files, others.ranks)
+        return cls(StepPlanner(sources, job), constructor)
+
+    def step(self, cursor: Cursor) -> tuple[Sent, RankFiles | None]:
+        """Plan the step at a cursor, and write its rank files."""
+        sent = self.planner.step(cursor)
+        if self._constructor is None:
+            return sent, None
+        return sent, self._constructor.build_step(cursor.step, sent[0], StepPlan.from_bytes(sent[1]))
+
+    def validation(self, order: int) -> tuple[SentSets, dict[str, RankFiles] | None]:
+        """Plan the validation set of each source, as `Steps.validation` does, and write its rank files."""
+        sent = self.planner.validation(order)
+        if self._constructor is None:
+            return sent, None
+        files = dict[str, RankFiles]()
+        for number, (name, (table, plan)) in enumerate(sent.items()):
+            files[name] = self._constructor.build(f"validation-{number}", table, StepPlan.from_bytes(plan))
+        return sent, files
+
+    def close(self) -> None:
+        """End what packs ahead."""
+        self.planner.close()
 
 
 class LocalRuntime:
     """The DataRuntime of a rank."""
 
-    def __init__(self, folder: RunFolder, job: Job, sockets: Sequence[int] = (), first: bool = True) -> None:
+    def __init__(
+        self, folder: RunFolder, job: Job, control: Control, sockets: Sequence[int] = (), first: bool = True
+    ) -> None:
         """Open the documents of a run.
 
-        `sockets` lead to ranks of the same node. The `first` rank of a node starts its planning process.
+        `sockets` lead to ranks of the same node. The `first` rank of a node starts its planning process. Raises
+        StorageError if `data.cache` cannot be used.
         """
-        self._reader = Reader(open_run(folder, job.config).corpora, job.config.model.vocab)
-        self._answers = NodeAnswers(partial(local_planner, folder, job), sockets, first)
+        self._names = [*source_configs(job.config.data)]
+        self._hdp_rank = job.mesh.place(control.rank).hdp
+        self._meeting = Meeting(job, control, first)
+        # Ranks read blocks themselves unless hosts share them.
+        self._reader = None
+        if not self._meeting.separate:
+            self._reader = Reader(open_run(folder, job.config).corpora, job.config.model.vocab)
+        make = partial(NodePlanner.of, folder, job, self._meeting.others)
+        self._answers = NodeAnswers(make, sockets, first)
 
     def request(self, cursor: Cursor) -> None:
-        self._answers.ask(StepPlanner.step, cursor)  # the planning process calls it on its StepPlanner
+        self._answers.ask(NodePlanner.step, cursor)  # the planning process calls it on its NodePlanner
 
     def take(self) -> Planned:
-        return received_step(self._answers.answer())
+        return received_step(*self._answers.answer())
 
     def validation(self, order: int) -> dict[str, PlannedSequences]:
-        self._answers.ask(StepPlanner.validation, order)
-        return received_sets(self._answers.answer())
+        self._answers.ask(NodePlanner.validation, order)
+        return received_sets(*self._answers.answer())
 
     def input_reader(self, planned: PlannedSequences) -> partial[RankInputs]:
-        return partial(rank_inputs, self._reader, planned.table)
+        if self._reader is not None:
+            return partial(rank_inputs, self._reader, planned.table)
+        assert planned.files is not None
+        file = planned.files.open(self._names, planned.table, planned.plan, self._hdp_rank)
+        return partial(rank_inputs, file, planned.table)
 
     def close(self) -> None:
         self._answers.close()
+        self._meeting.close()

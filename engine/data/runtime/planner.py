@@ -19,7 +19,7 @@ from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.simulator.timeline import simulate, useful
 
-_AHEAD_STEPS = 4  # whose blocks are packed ahead
+AHEAD_STEPS = 4  # whose blocks are packed ahead
 
 # Answers in serialised form: the plan in bytes, and the other fields of Planned.
 Sent = tuple[SequenceTable, bytes, float, float, int, Cursor, list[Unusable], str | None]
@@ -46,7 +46,7 @@ class StepPlanner:
     def __init__(self, sources: Sources, job: Job) -> None:
         self.settings, self.blocks = job.settings, sources.blocks
         self.steps = Steps(sources.corpora, job.config)
-        self.ahead = _AHEAD_STEPS * job.config.batch_tokens
+        self.ahead = AHEAD_STEPS * job.config.batch_tokens
 
     def step(self, cursor: Cursor) -> Sent:
         """Plan the step at a cursor. It is simulated here too, because that takes as long as planning."""

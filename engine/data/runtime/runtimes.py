@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from engine.tables import lazy
 
 if TYPE_CHECKING:
+    from engine.control.control import Control
     from engine.data.runtime.runtime import DataRuntime
     from engine.job import Job
     from engine.run.folder import RunFolder
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
 class OpenRuntime(Protocol):
     """Opens a runtime for a rank.
 
-    `sockets` are the NODE_SOCKETS of the rank. The `first` rank of a node starts the processes that a node has once.
+    `control` is its link to its agent, and `sockets` are its NODE_SOCKETS. The `first` rank of a node starts the
+    processes that a node has once. All ranks must open theirs together.
     """
 
-    def __call__(self, folder: RunFolder, job: Job, sockets: Sequence[int], first: bool) -> DataRuntime: ...
+    def __call__(
+        self, folder: RunFolder, job: Job, control: Control, sockets: Sequence[int], first: bool
+    ) -> DataRuntime: ...
 
 
 RUNTIMES: Mapping[str, OpenRuntime] = {

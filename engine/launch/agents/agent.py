@@ -16,6 +16,7 @@ carry to other hosts:
     |                                            | -- result: what all ranks' values make --> |
     |                                            | <- ask: about keys that all ranks share -- |
     |                                            | -- answer -------------------------------> |
+    |                                            | -- meet: to the first rank of several nodes|
     |                                            | -- alive: every 5 s ---------------------> |
     | -- alive: each second -------------------> |
     | -- stop ---------------------------------> | -- stop: save and end -------------------> |
@@ -58,7 +59,7 @@ from engine.control.link import BEAT_S, NODE_SOCKETS, RANK_LINK, SILENCE_S, Link
 from engine.control.processes import end_with_parent, is_stopped
 from engine.control.protocol import Beat, Message, Place, ProtocolError, Tree, Work
 from engine.control.signals import STOP_SIGNALS
-from engine.control.sockets import Listener, connect
+from engine.control.sockets import Listener, connect, derived
 from engine.errors import ExitCode, PreflightError, Problem
 from engine.files import append
 from engine.launch.agents.data_plane import DataPlane, check_ray
@@ -297,6 +298,7 @@ class Agent:
                 self._plane = DataPlane(work.ray, folder, environment, address, head, secret)
                 environment |= self._plane.environment
             self._branch = self._join(work, tree, environment)
+            meeting = None if tree is None else self._meeting(work, tree, environment)
             if problem is not None:
                 self._branch.close()
                 self._branch = None
@@ -326,6 +328,9 @@ class Agent:
                 except OSError as error:
                     self._tell_not_started(number, _not_started(number, error))
                     continue
+                if local == 0 and meeting is not None:
+                    with suppress(OSError):  # it has ended
+                        rank.link.send(meeting)
                 self._ranks[number] = rank
                 self._selector.register(rank.link, selectors.EVENT_READ, rank)
 
@@ -366,6 +371,13 @@ class Agent:
             self._forget(rank)
             self._launcher.send(protocol.Ended(number, int(cause.code), cause, 0.0, said=""))
         self._ranks.clear()
+    def _meeting(self, work: Work, tree: Tree, environment: Mapping[str, str]) -> protocol.Meet:
+        """Return how the first rank of this node may meet those of others, with a secret of their own.
+
+        Raises PreflightError if the environment names no usable interface.
+        """
+        secret = derived(self._secret_of(tree), "blocks")
+        return protocol.Meet(listening_address(environment, work.peer), secret.hex())
 
     def _tell_not_started(self, rank: int, cause: Cause, age_s: float = 0.0) -> None:
         self._launcher.send(protocol.Ended(rank, _NOT_STARTED, cause, age_s, said=""))

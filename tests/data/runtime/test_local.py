@@ -17,12 +17,13 @@ import pytest
 
 from engine.config.load import load
 from engine.config.schema import Config
+from engine.control.control import Control
 from engine.data import order
 from engine.data.opening import open_run
 from engine.data.order import ORDER
 from engine.data.overview import Corpora
 from engine.data.runtime.local import LocalRuntime
-from engine.data.runtime.planner import StepPlanner
+from engine.data.runtime.planner import StepPlanner, received_step
 from engine.data.runtime.process import PlanningProcess
 from engine.data.steps import Cursor
 from engine.errors import BytescaleError, DataError
@@ -48,7 +49,7 @@ def config(tmp_path: Path) -> Config:
     for number in range(20):
         (tmp_path / "texts" / f"{number}.py").write_text("x" * (37 * number + 1))
     places = [f"data.path={tmp_path / 'texts'}", f"data.cache={tmp_path / 'cache'}", "data.validation_share=0.2"]
-    sizes = ["context=256", "capacity=128", "batch_tokens=512"]
+    sizes = ["context=256", "capacity=128", "batch_tokens=512", "cluster.ranks_per_node=3"]
     return load(["recipe=quickstart", "data.encoding=utf-8", *sizes, *places])
 
 
@@ -73,10 +74,8 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def planning(
-    folder: RunFolder, config: Config, sockets: Sequence[int] = (), first: bool = True
-) -> Iterator[LocalRuntime]:
-    with closing(LocalRuntime(folder, Job(config), sockets, first)) as ahead:
+def planning(folder: RunFolder, config: Config, sockets: Sequence[int] = (), rank: int = 0) -> Iterator[LocalRuntime]:
+    with closing(LocalRuntime(folder, Job(config), Control(rank), sockets, rank == 0)) as ahead:
         yield ahead
 
 
@@ -88,7 +87,9 @@ def node(
     pairs = [[end.detach() for end in socket.socketpair()] for _ in range(2)]
     with ExitStack() as ranks:
         first = ranks.enter_context(planning(folder, config, [mine for mine, _ in pairs]))
-        others = [ranks.enter_context(planning(folder, config, [theirs], False)) for _, theirs in pairs]
+        others = [
+            ranks.enter_context(planning(folder, config, [theirs], rank)) for rank, (_, theirs) in enumerate(pairs, 1)
+        ]
         yield first, others[0], others[1]
 
 
@@ -342,7 +343,8 @@ def test_documents_that_cannot_be_used_come_with_the_first_step_after_their_bloc
     write_facts(folder, config, Corpora(config), 0)
     planner, met, cursor = StepPlanner(open_run(folder, config), Job(config)), list[int](), Cursor()
     while cursor.tokens < 9000:
-        *_, cursor, unusable, _ = planner.step(cursor)
+        planned = received_step(planner.step(cursor))
+        cursor, unusable = planned.after, planned.unusable
         met.append(len(unusable))
         assert all(one.place.startswith(str(tmp_path)) and one.reason for one in unusable)
     assert met[0] == 40 and [count for count in met if count] == [40, 40, 2 * 40, 2 * 40]
