@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import loss, mixed
+from benchmarks import hosts, loss, mixed
 from benchmarks.traces import TRACES, draw, settings_of
 from tests.benchmarks.rows import measured
 
@@ -16,6 +16,12 @@ def test_the_loss() -> None:
     plain, chunks = measured(loss, "plain", "chunks", "--tokens", "64", "--vocab", "500", "--hidden", "8")["rows"]
     assert (plain["peak_over_first"], plain["difference_loss"]) == (1, 0)
     assert chunks["difference_weight"] < 1e-5
+
+
+def test_hosts() -> None:
+    apart, together = measured(hosts, "2", "--sources", "2", "--megabytes", "1", "--steps", "2")["rows"]
+    assert (apart["ratio"], together["ratio"]) == (2, 1) and together["holds"]
+    assert apart["digests"] == together["digests"]
 
 
 def test_traces() -> None:

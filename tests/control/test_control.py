@@ -59,4 +59,5 @@ def test_ranks_that_call_different_collectives_fail() -> None:
 def test_a_rank_without_an_agent_is_alone() -> None:
     alone = Control(0)
     alone.check_same(SAME[0])
+    assert alone.is_same(SAME[0])
     assert alone.largest(3, 4) == [3.0, 4.0] and alone.gather("x") == ["x"] and alone.gather(None) == []
