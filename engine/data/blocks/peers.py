@@ -158,10 +158,12 @@ class Peer:
             except (OSError, EOFError) as error:
                 self._disconnect()
                 self._late_until = time.monotonic() + _PAUSE_S
-                why = error.strerror if isinstance(error, OSError) else None
+                why = error.strerror if isinstance(error, OSError) else "it has ended"
+                if isinstance(error, BlockingIOError):  # of a socket with a limit
+                    why = f"for {_SILENT_S:g} s"
                 place = "{}:{}".format(*self._address)
                 message = "the process of %s that shares blocks does not answer (%s); they are packed here meanwhile"
-                logging.getLogger(__name__).warning(message, place, why or error or "it has ended")
+                logging.getLogger(__name__).warning(message, place, why or error)
         self._changed()
         return None
 
