@@ -69,7 +69,7 @@ def host(folder: RunFolder, config: Config, others: NodeHosts | None, steps: int
     """Plan the steps as the planning process of a host does; send their digests, and the processor seconds."""
     began, digests, cursor = time.process_time(), list[str](), Cursor()
     planner = NodePlanner.of(folder, Job(config), others)
-    planner.validation()
+    planner.validation(Cursor().order)
     for _ in range(steps):
         planned = received_step(*planner.step(cursor))
         digests.append(planned.plan.digest)

@@ -38,6 +38,7 @@ from engine.units import Ints
 if TYPE_CHECKING:
     from engine.data.draws import Draws
 
+AHEAD_STEPS = 4  # whose blocks are packed ahead
 _POOL = 4  # validation documents are chosen from this many times the inputs of the validation set
 _TOKEN_BYTES = 4  # of text, about, unless tokens are bytes
 _SEARCHED = 16  # windows in which validation documents are looked for

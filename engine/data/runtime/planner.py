@@ -13,13 +13,11 @@ from engine.data.opening import Sources
 from engine.data.quarantine import Unusable
 from engine.data.runtime.constructor import RankFiles
 from engine.data.runtime.runtime import Planned, PlannedSequences
-from engine.data.steps import Cursor, SequenceTable, Steps
+from engine.data.steps import AHEAD_STEPS, Cursor, SequenceTable, Steps
 from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.simulator.timeline import simulate, useful
-
-AHEAD_STEPS = 4  # whose blocks are packed ahead
 
 # Answers in serialised form: the plan in bytes, and the other fields of Planned.
 Sent = tuple[SequenceTable, bytes, float, float, int, Cursor, list[Unusable], str | None]

@@ -371,6 +371,7 @@ class Agent:
             self._forget(rank)
             self._launcher.send(protocol.Ended(number, int(cause.code), cause, 0.0, said=""))
         self._ranks.clear()
+
     def _meeting(self, work: Work, tree: Tree, environment: Mapping[str, str]) -> protocol.Meet:
         """Return how the first rank of this node may meet those of others, with a secret of their own.
 

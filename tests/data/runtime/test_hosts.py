@@ -121,7 +121,7 @@ def test_ranks_of_hosts_with_a_cache_each_read_what_those_of_one_cache_read(tmp_
                     micros += 1
             return micros
 
-        sets = [*pool.map(LocalRuntime.validation, hosts)]
+        sets = [*pool.map(lambda one: one.validation(Cursor().order), hosts)]
         assert sets[0].keys() == sets[1].keys() == {"texts", "rows", "packed"}
         assert sum(check([one[name] for one in sets]) for name in sets[0]) > 3
         cursor, micros = Cursor(), 0
