@@ -226,7 +226,8 @@ class Ray(Section):
     address: str | None = Field(
         pattern=ADDRESS,
         examples=["10.0.0.1:6379"],
-        description="HOST:PORT of a Ray cluster that has a node on each host of the run; null: the run starts its own",
+        description="HOST:PORT of a Ray cluster whose node on host N of the run, from 0 on, has the resource "
+        "bytescale-host-N; null: the run starts its own",
     )
     loaders: tuple[Annotated[int, Field(ge=1, le=2**20)], ...] | None = Field(
         min_length=2,

@@ -53,7 +53,7 @@ def examine(job: Job, say: Callable[[str], None]) -> list[Check]:
             checks.add("software", "torch", lambda: devices.torch(asked.result()))
             checks.add("software", "deepspeed", lambda: devices.deepspeed(asked.result()))
             checks.add("software", "packages", software.packages)
-            checks.add("software", "Ray", software.ray, config.data)
+            checks.add("software", "Ray", software.ray, config.data, len(cluster.nodes))
 
             checks.add("devices", "GPUs", lambda: devices.gpus(job, asked.result()))
             checks.add("devices", "CUDA driver", devices.driver)

@@ -109,12 +109,12 @@ def packages() -> Check:
     return ok("packages", f"{len(others)} others are in the ranges that ByteScale needs", f"{len(others)} in range")
 
 
-def ray(data: Data) -> Check:
+def ray(data: Data, hosts: int) -> Check:
     """Check that Ray is installed if the config uses it, and that the cluster which the config names can be used."""
     if data.runtime != "ray":
         return skipped("Ray", "data.runtime is not ray")
     address = data.ray.address
-    problem = version_problem() if address is None else cluster_problem(address)
+    problem = version_problem() if address is None else cluster_problem(address, hosts)
     if problem is not None:
         return failed("Ray", problem.message, problem.hint or "", version("ray") or "missing")
     return ok("Ray", f"{version('ray')}", version("ray"))

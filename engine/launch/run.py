@@ -135,8 +135,8 @@ def _checked(launch: Launch, launcher: str | None, dry_run: bool) -> tuple[Launc
     need = Need(here, cluster.ranks, len(cluster.nodes), uses_gpus(config))
     of_host = unready(need, os.environ) if here and not dry_run else None  # a dry run may describe another machine
     # Ray is looked at before anything is written, because connecting to it may otherwise take minutes.
-    ray = config.data.ray
-    of_ray = ray_problem(ray.memory, ray.address, bool(here), os.environ) if config.data.runtime == "ray" else None
+    used, hosts = config.data.runtime == "ray", len(cluster.nodes)
+    of_ray = ray_problem(config.data.ray, hosts, bool(here), os.environ) if used else None
     problems = [problem for problem in (of_gpus, environment_problem(config, os.environ), of_host, of_ray) if problem]
     if problems and not dry_run:
         raise PreflightError.of(problems)

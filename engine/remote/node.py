@@ -120,7 +120,8 @@ def environment_of(address: str, node: str) -> dict[str, str]:
 
     Those with its token are the user's.
     """
-    return {AUTH_MODE: "token", "RAY_USAGE_STATS_ENABLED": "0", ADDRESS: address, NODE_ADDRESS: node}
+    host, own = address.rpartition(":")[0], {AUTH_MODE: "token", "RAY_USAGE_STATS_ENABLED": "0"}
+    return {**own, **(_LOOPBACK if _is_loopback(host) else {}), ADDRESS: address, NODE_ADDRESS: node}
 
 
 def free_port(address: str) -> int:
@@ -234,8 +235,16 @@ class NodeRay:
 
 def _variables(settings: Settings) -> dict[str, str]:
     """Return the variables of all processes that use this Ray."""
-    alone = ipaddress.ip_address(settings.head).is_loopback
-    return {**_FIXED, **(_LOOPBACK if alone else {}), TOKEN_PATH: f"{settings.folder}/token"}
+    loopback = _LOOPBACK if _is_loopback(settings.head) else {}
+    return {**_FIXED, **loopback, TOKEN_PATH: f"{settings.folder}/token"}
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether an address, or the name of a host, is that of the loopback interface."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def remove_leftovers() -> None:

@@ -1,4 +1,4 @@
-"""Asks a cluster of Ray for its version and nodes: `python -m engine.remote.probe HOST:PORT`, within seconds.
+"""Asks a cluster of Ray for its version and resources: `python -m engine.remote.probe HOST:PORT`, within seconds.
 
 `ray.init` would not return for minutes where no process listens, and never with a wrong token. Prints a JSON object.
 """
@@ -15,18 +15,20 @@ from typing import Any
 from engine.errors import Problem
 from engine.readers import parse_line
 from engine.remote import checks
-from engine.remote.plane import AUTH_MODE
+from engine.remote.plane import AUTH_MODE, host_resource
 from engine.safe_path import safe_path
 from engine.selection import first_line
 
 _ANSWER_S = 3.0  # of the cluster
+_NAMED = 8  # most resources in a message
 _TIMEOUT_S = 9.0  # of all, with the import of Ray
 
 
-def cluster_problem(address: str, variables: Mapping[str, str] = os.environ) -> Problem | None:
-    """Return the problem if this host cannot use the cluster at HOST:PORT: no answer, another token, another version.
+def cluster_problem(address: str, hosts: int, variables: Mapping[str, str] = os.environ) -> Problem | None:
+    """Return the problem if a run on `hosts` cannot use the cluster at HOST:PORT.
 
-    `variables` name the token, as Ray reads them.
+    Nothing answers there, or what answers has another token, another version, or no node for some host. `variables`
+    name the token, as Ray reads them.
     """
     problem = checks.version_problem() or checks.token_problem(variables) or checks.address_problem(address)
     if problem is not None:
@@ -50,6 +52,11 @@ def cluster_problem(address: str, variables: Mapping[str, str] = os.environ) -> 
     if found["version"] != checks.version():
         message = f"the Ray at {address} is {found['version']}, but {checks.version()} is installed here"
         return Problem(message, key, f"`pip install ray=={found['version']}` on all hosts")
+    missing = [name for name in map(host_resource, range(hosts)) if name not in found["resources"]]
+    if missing:
+        message = f"the Ray at {address} has no node with the resource {', '.join(missing[:_NAMED])}"
+        option = f"--resources='{{\"{missing[0]}\": 1000}}'"
+        return Problem(message, key, f"start the node of each host of the run with its resource: `ray start {option}`")
     return None
 
 
@@ -64,7 +71,8 @@ def main() -> None:
         client = GcsClient(address=sys.argv[1])
         facts = client.internal_kv_get(b"CLUSTER_METADATA", b"cluster", timeout=_ANSWER_S)
         nodes = client.get_all_node_info(timeout=_ANSWER_S)
-        answer = {"version": parse_line(facts or b"{}").get("ray_version"), "nodes": len(nodes)}
+        resources = {name for node in nodes.values() for name in node.resources_total}
+        answer = {"version": parse_line(facts or b"{}").get("ray_version"), "resources": sorted(resources)}
     except Exception as error:  # whatever Ray raises, it is the answer
         answer = {"error": first_line(error)}
     os.write(answers, json.dumps(answer).encode() + b"\n")

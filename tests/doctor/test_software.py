@@ -69,10 +69,10 @@ def test_the_digest_changes_with_any_source(tmp_path: Path, monkeypatch: pytest.
 
 def test_ray_is_looked_at_if_the_config_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, used = load([]).data, load(["data.runtime=ray"]).data
-    assert software.ray(plain).state == "skipped" and software.extras(plain) == []
+    assert software.ray(plain, 1).state == "skipped" and software.extras(plain) == []
     monkeypatch.setattr("engine.remote.checks.version", lambda: "2.60.0")
-    assert software.ray(used).state == "ok"
+    assert software.ray(used, 1).state == "ok"
     monkeypatch.setattr("engine.remote.checks.version", lambda: None)
-    missing = software.ray(used)
+    missing = software.ray(used, 1)
     assert missing.state == "failed" and 'pip install "bytescale[ray]"' in str(missing.hint)
     assert "ray" in Software.here(*software.extras(used)).packages and "ray" not in Software.here().packages

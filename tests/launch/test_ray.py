@@ -81,7 +81,8 @@ def test_what_listens_does_not_answer_as_ray(
     ("answer", "says"),
     [
         ('{"error": "AuthenticationError: the token is incorrect"}', TOKEN_PATH),
-        ('{"version": "2.61.0", "nodes": 1}', "pip install ray==2.61.0"),
+        ('{"version": "2.61.0", "resources": ["bytescale-host-0"]}', "pip install ray==2.61.0"),
+        ('{"version": "2.60.0", "resources": ["bytescale-host-1"]}', "bytescale-host-0"),
         ("", "no answer"),
     ],
 )

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from engine.control.processes import end_with_parent
 from engine.control.protocol import RayNode
@@ -29,6 +30,9 @@ from engine.remote.node import NodeRay, environment_of, object_store, token_of
 from engine.remote.plane import Plane
 from engine.run.cause import Cause
 from engine.run.folder import RunFolder
+
+if TYPE_CHECKING:
+    from engine.config.schema import Ray
 
 _AGAIN_S = 0.5  # before a supervisor that has ended is started again
 _END_S, _LOOK_S = 5.0, 0.02
@@ -164,12 +168,12 @@ def _has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def ray_problem(memory: int, address: str | None, here: bool, variables: Mapping[str, str]) -> Problem | None:
-    """Return the problem that the launcher finds, before anything is written; `here` says if it has ranks."""
+def ray_problem(ray: Ray, hosts: int, here: bool, variables: Mapping[str, str]) -> Problem | None:
+    """Return the problem that the launcher of a run on `hosts` finds; `here` says if this machine is one of them."""
     from engine.remote.probe import cluster_problem
 
     if problem := checks.version_problem():
         return problem
-    if address is not None:
-        return cluster_problem(address, variables)
-    return checks.shared_memory_problem(object_store(memory)) if here else None
+    if ray.address is not None:
+        return cluster_problem(ray.address, hosts, variables)
+    return checks.shared_memory_problem(object_store(ray.memory)) if here else None
