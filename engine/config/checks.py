@@ -399,6 +399,11 @@ def segments_of_mix_are_in_order(config: Config) -> Problem | None:
             return Problem(f"{place} is {word}", keys.MIX, "the first segment has weights from the start on")
         if number and not given:
             return Problem(f"{place} has neither step nor tokens", keys.MIX, f"{{step: 1000, weights: ...}} in {place}")
+        if segment.lengths is not None and segment.lengths[0] > segment.lengths[1]:
+            least, most = segment.lengths
+            return Problem(
+                f"{place} has no lengths from {least:,} to {most:,}", keys.MIX, "write lengths: [LEAST, MOST]"
+            )
         if len(units) == 2:
             return Problem(f"{place} uses {given[0]}, others do not", keys.MIX, "use step in all segments, or tokens")
         if segment.start <= before:

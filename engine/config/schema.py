@@ -185,6 +185,7 @@ _Separator = Annotated[
     str, Field(min_length=1, max_length=1024), AfterValidator(lambda text: text.replace("\\n", "\n"))
 ]
 _TRANSFORM = "[{drop: {shorter: 64}}]"
+_Length = Annotated[Tokens, Field(ge=1, le=_TOKENS)]
 _Exhausted = Literal["repeat", "drop", "stop"]
 Schedule = Literal["constant", "linear", "cosine"]
 SOURCE_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,31}$"
@@ -209,6 +210,7 @@ class Segment(Section):
     step: int | None = Field(default=None, ge=0, le=_STEPS)
     tokens: Tokens | None = Field(default=None, ge=0, lt=2**63)
     weights: dict[str, Annotated[float, Field(ge=0)]]
+    lengths: tuple[_Length, _Length] | None = None  # least and most inputs of the documents that are taken; None: any
     schedule: Schedule = "constant"  # of the previous segment's weights, up to this start
 
     @property
@@ -282,7 +284,7 @@ class Data(Section):
         examples=["{web: 3, code: 1}"],
         description="shares of data.sources in the tokens: {NAME: WEIGHT, ...}, or a list of segments, each "
         "{step: N, weights: {...}, schedule: constant}, or with tokens: N; with the schedule `linear` or `cosine` the "
-        "weights of the segment before move to these",
+        "weights of the segment before move to these; with lengths: [LEAST, MOST] other documents wait for a later one",
     )
     exhausted: _Exhausted = Field(
         description="when all documents of a source were used: repeat them, drop the source, or stop the run"

@@ -51,6 +51,8 @@ from engine.config.sources import source_configs
 from engine.units import Ints
 
 SCALE = 1 << 20  # the sum of all weights
+Lengths = tuple[int, int]  # the least and the most inputs of a document
+ANY: Lengths = (1, (1 << 62) - 1)
 _BITS = 64  # of a share of a cosine schedule
 _PI, _PI_BITS = 0x3243F6A8885A308D313198A2E03707344A409382, 156  # pi in 1/2^156
 
@@ -62,9 +64,9 @@ class Segment:
     start: int  # the first segment starts at 0
     weights: Mapping[str, int]  # as `scaled` returns them; every segment names the same sources
     unit: Literal["step", "tokens"] = "step"  # of `start`, the same for all segments
-    schedule: schema.Schedule = (
-        "constant"  # how weights move from the previous segment's, which they leave where it starts
-    )
+    # How weights move from the previous segment's, which they leave where it starts
+    schedule: schema.Schedule = "constant"
+    lengths: Lengths = ANY  # of the documents that are taken
 
 
 def segments_of(data: schema.Data) -> list[Segment]:
@@ -77,7 +79,7 @@ def segments_of(data: schema.Data) -> list[Segment]:
     found = []
     for one in data.mix or (schema.Segment(weights=dict.fromkeys(names, 1.0)),):
         weights = scaled({name: one.weights.get(name, 0) for name in names})
-        found.append(Segment(one.start, weights, unit, one.schedule))
+        found.append(Segment(one.start, weights, unit, one.schedule, one.lengths or ANY))
     return found
 
 

@@ -26,12 +26,23 @@ from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.data.blocks.blocks import BlockId, masked_within
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus, chosen_lengths
-from engine.data.mixture import SCALE, Mixer, longest_document, segment_at, segments_of, weights_at
+from engine.data.mixture import (
+    ANY,
+    SCALE,
+    Lengths,
+    Mixer,
+    Segment,
+    longest_document,
+    segment_at,
+    segments_of,
+    weights_at,
+)
 from engine.data.order import ORDER, Documents, Window, window, window_blocks
 from engine.data.permute import Permutation
 from engine.data.quarantine import Unusable
 from engine.data.sources.notes import nothing_to_train
 from engine.data.tokenizers.load import BYTES
+from engine.data.walk import Place, Waiting, Walk, never_taken, none_of_lengths
 from engine.errors import DataError
 from engine.units import Ints
 
@@ -65,15 +76,6 @@ class SequenceTable:
         return SequenceTable(*(getattr(self, column.name)[sequences] for column in fields(self)))
 
 
-class Place(NamedTuple):
-    """How far a source has been used: the place of its next document in its order."""
-
-    epoch: int = 0
-    window: int = 0  # blocks of the epoch before the present window
-    document: int = 0  # documents of the window that have been taken
-    start: int = 0  # inputs of the next document that have been taken, if it is split between steps
-
-
 @dataclass(frozen=True)
 class Cursor:
     """Where the next step begins. It does not depend on ranks."""
@@ -83,17 +85,26 @@ class Cursor:
     places: Mapping[str, Place] = field(default_factory=dict)  # by the name of the source; others are at their begin
     mixer: Mapping[str, Any] | None = None  # state of the Mixer
     order: int = ORDER  # number of the order of documents (order.py), which a run keeps
+    # Documents before the places, by the name of the source: those of other lengths than the segment's (walk.py)
+    waiting: Mapping[str, Sequence[Waiting]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the cursor as plain data."""
         places = {name: list(place) for name, place in self.places.items()}
-        return vars(self) | {"places": places}
+        found = vars(self) | {"places": places}
+        if not found.pop("waiting"):  # of a run whose segments have no lengths
+            return found
+        waiting = {
+            name: [[*one[:2], list(one.place), one.documents] for one in some] for name, some in self.waiting.items()
+        }
+        return found | {"waiting": waiting}
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Cursor:
         """Return the cursor that `to_json` returned as plain data. Earlier versions had order 1 and no number."""
         places = {name: Place(*place) for name, place in found["places"].items()}
-        return cls(found["step"], found["tokens"], places, found["mixer"], found.get("order", 1))
+        waiting = {name: tuple(map(Waiting.of_json, some)) for name, some in found.get("waiting", {}).items()}
+        return cls(found["step"], found["tokens"], places, found["mixer"], found.get("order", 1), waiting)
 
 
 def piece_bounds(lengths: Ints, context: int) -> tuple[Ints, Ints, Ints]:
@@ -125,6 +136,7 @@ class Steps:
         self.corpora = corpora
         self._config = config
         self._segments = segments_of(config.data)
+        self._lengths = [segment.lengths for segment in self._segments]
         self._exhausted = {name: one.exhausted for name, one in source_configs(config.data).items()}
         self._number = {corpus.name: number for number, corpus in enumerate(corpora)}
         self.unusable, self._noted = list[Unusable](), set[BlockId]()
@@ -149,7 +161,7 @@ class Steps:
         numbers = np.array([self._number[name] for name in mixer.names])
         table = self._cut(numbers[parts.source], documents, parts.start, parts.length)
         tokens = cursor.tokens + drawn.draws.tokens
-        return table, Cursor(cursor.step + 1, tokens, drawn.places, mixer.state, cursor.order)
+        return table, Cursor(cursor.step + 1, tokens, drawn.places, mixer.state, cursor.order, drawn.waiting)
 
     def ended(self, cursor: Cursor) -> str | None:
         """Return why there is no step at a cursor and how to continue; None if there is one.
@@ -203,7 +215,7 @@ class Steps:
         """
         waiting = deque[tuple[Corpus, Iterator[list[int]], bool, int, int]]()
         for name, weight in self._mixer(cursor).weights.items():
-            corpus, place = self.corpora[self._number[name]], cursor.places.get(name, Place())
+            corpus, place = self.corpora[self._number[name]], self._walk(name, cursor).position
             if corpus.share == 1 or isinstance(corpus, TokenCorpus):
                 continue
             begun, left = place.document + place.start > 0, -(-self._text_bytes(tokens) * weight // SCALE)
@@ -278,32 +290,31 @@ class Steps:
         config, places = self._config, dict(cursor.places)
         piece = config.context if config.data.long == "split" else None
         draws = Draws(self._mixer(cursor), config.batch_tokens, piece, most)
-        given, begins, stops = dict[str, list[Documents]](), dict[str, Place](), None
-
-        def settle(name: str) -> None:
-            """Move the place of a source behind what has been taken."""
-            used, start = draws.used(name)
-            if (used, start) != (0, begins[name].start):
-                places[name] = begins[name]._replace(document=begins[name].document + used, start=start)
-
+        given, walks, stops = dict[str, list[Documents]](), dict[str, Walk](), None
         while (name := draws.run()) is not None:
-            if name in begins:
-                settle(name)
-            if (found := self._at(name, places.get(name, Place()), cursor.order, QUEUED)) is not None:
-                documents, begins[name] = found
+            if name in walks:
+                walks[name].settle(*draws.used(name))
+            else:
+                walks[name] = self._walk(name, cursor)
+            if (found := self._give(name, walks[name], QUEUED)) is not None:
+                documents, start = found
                 if piece is None:
                     check_longest(self.corpora[self._number[name]], documents, len(draws.mixer.names))
                 given.setdefault(name, []).append(documents)
-                draws.give(name, documents.inputs, begins[name].start)
+                draws.give(name, documents.inputs, start)
             elif self._exhausted[name] == "stop":
                 stops = name
                 break
             else:
                 draws.mixer.drop(name)
         # What was given and not taken stays for the next step.
-        for name in begins:
-            settle(name)
-        return _Drawn(draws, given, places, stops)
+        waiting = dict(cursor.waiting)
+        for name, walk in walks.items():
+            walk.settle(*draws.used(name))
+            if walk.place != Place():
+                places[name] = walk.place
+            waiting[name] = tuple(walk.waiting)
+        return _Drawn(draws, given, places, stops, {name: some for name, some in waiting.items() if some})
 
     def _mixer(self, cursor: Cursor) -> Mixer:
         """Return what chooses the sources of the step at a cursor. Only sources of the present config remain."""
@@ -312,6 +323,11 @@ class Steps:
         mixer = Mixer([*weights, *gone], cursor.mixer)
         # A resumed run may set a source that was dropped to repeat its documents.
         mixer.dropped -= {name for name in mixer.dropped if self._exhausted.get(name) == "repeat"}
+        # One that was dropped may have documents that have waited for this segment.
+        least, most = self._lengths_at(cursor)
+        for name, some in cursor.waiting.items():
+            if any(one.least <= most and one.most >= least for one in some):
+                mixer.dropped.discard(name)
         mixer.weights = {**dict.fromkeys(gone, 0), **weights}
         for name in gone:
             mixer.forget(name)
@@ -322,8 +338,15 @@ class Steps:
 
     def _load(self, name: str, order: int, epoch: int, place: int) -> tuple[Documents, int]:
         """Return the documents to train on of a window, and its number of blocks."""
-        found = window(self.corpora[self._number[name]], self._key(name, epoch), order, place)
+        corpus = self.corpora[self._number[name]]
+        found = window(corpus, self._key(name, epoch), order, place)
         self._note(found)
+        inputs = found.trained.inputs
+        taken = np.zeros(len(inputs), dtype=np.bool_)
+        for least, most in {*self._lengths}:
+            taken |= (inputs >= least) & (inputs <= most)
+        if not taken.all():
+            raise never_taken(corpus, found.trained.chosen(np.flatnonzero(~taken)), self._lengths)
         return found.trained, found.blocks
 
     def _note(self, found: Window) -> None:
@@ -332,23 +355,30 @@ class Steps:
         self._noted |= {BlockId(one.source, one.block) for one in new}
         self.unusable += new
 
-    def _at(self, name: str, place: Place, order: int, most: int) -> tuple[Documents, Place] | None:
-        """Return the next documents of a source, from a place on, and the place of the first of them.
+    def _lengths_at(self, cursor: Cursor) -> Lengths:
+        """Return the lengths of the documents of the step at a cursor."""
+        return self._lengths[segment_at(self._segments, cursor.step, cursor.tokens)]
 
-        They are of one window, at least one and at most `most`. Returns None if the source has been used up.
-        """
-        corpus, begin = self.corpora[self._number[name]], place
-        # Skips windows without documents to train on. A whole epoch of them is an error.
-        while place.epoch == 0 or self._exhausted[name] == "repeat":
-            documents, blocks = self._window(name, order, place.epoch, place.window)
-            if place.document < len(documents.inputs):
-                return documents.chosen(slice(place.document, place.document + most)), place
-            place = Place(place.epoch, place.window + blocks)
-            if place.window == corpus.blocks:
-                if place.epoch > begin.epoch or begin == Place():  # a whole epoch has gone by
-                    raise no_documents(corpus)
-                place = Place(place.epoch + 1)
-        return None
+    def _walk(self, name: str, cursor: Cursor) -> Walk:
+        """Return what gives the documents of a source for the step at a cursor."""
+        place, waiting = cursor.places.get(name, Place()), cursor.waiting.get(name, ())
+        bounds = {edge for least, most in self._lengths for edge in (least, most + 1)}
+        blocks = self.corpora[self._number[name]].blocks
+
+        def load(place: Place) -> tuple[Documents, int]:
+            return self._window(name, cursor.order, place.epoch, place.window)
+
+        return Walk(place, waiting, self._lengths_at(cursor), sorted(bounds), load, blocks)
+
+    def _give(self, name: str, walk: Walk, most: int) -> tuple[Documents, int] | None:
+        """Return the next documents of a source; see `Walk.give`. Raises DataError if a whole epoch has none."""
+        try:
+            return walk.give(most, self._exhausted[name] == "repeat")
+        except LookupError:
+            corpus = self.corpora[self._number[name]]
+            if walk.lengths == ANY:
+                raise no_documents(corpus) from None
+            raise none_of_lengths(corpus, walk.lengths) from None
 
     def _cut(self, source: Ints, documents: Documents, begin: Ints, inputs: Ints) -> SequenceTable:
         """Split parts of N documents of the corpora `source` [N] into sequences of at most `context` inputs.
@@ -385,6 +415,7 @@ class _Drawn(NamedTuple):
     given: Mapping[str, Sequence[Documents]]  # by source, those that were drawn and more
     places: Mapping[str, Place]  # behind those that were drawn
     stops: str | None  # the source that has been used up and ends the run
+    waiting: Mapping[str, Sequence[Waiting]]  # those that were passed over
 
 
 def check_longest(corpus: Corpus, documents: Documents, sources: int) -> None:
@@ -393,6 +424,21 @@ def check_longest(corpus: Corpus, documents: Documents, sources: int) -> None:
     if longest > most:
         message = f"has a document of {longest:,} tokens; with {sources} sources it may have at most {most:,}"
         raise DataError(message, key=corpus.place, hint="set data.long=split, or use fewer sources")
+
+
+def waiting_at(cursor: Cursor, segments: Sequence[Segment]) -> dict[str, tuple[int, int]]:
+    """Return how many documents of each source were passed over because of their lengths, before a cursor.
+
+    They are those that a segment from that of the cursor on takes, and those that none does, which are left out.
+    Sources without such documents are not named.
+    """
+    lengths, found = [one.lengths for one in segments[segment_at(segments, cursor.step, cursor.tokens) :]], {}
+    for name, some in cursor.waiting.items():
+        waits = [
+            one.documents for one in some if any(least <= one.least and one.most <= most for least, most in lengths)
+        ]
+        found[name] = sum(waits), sum(one.documents for one in some) - sum(waits)
+    return found
 
 
 def no_documents(corpus: Corpus) -> DataError:

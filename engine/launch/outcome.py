@@ -81,6 +81,9 @@ def outcome(launch: Launch, start: Start) -> dict[str, Any]:
         say(f"validation loss {validated[-1]:.3f} nats per token, {verdict} {bigram}")
     if left_out := (lines[-1].get("left_out") if lines else None):
         say(left_out_so_far(left_out, folder))
+    for name, one in (lines[-1].get("waiting", {}) if lines else {}).items():
+        counts = f"{one['waiting']:,} wait for a later segment of data.mix, {one['left_out']:,} are left out"
+        say(f"documents of {name} that were passed over because of their lengths: {counts}")
     if start.plans and (ended := last.get("ended")):  # else the outlook has reported it
         say(f"{folder.root}: the run ended after step {last['step']} of run.steps={config.run.steps}: {ended}")
     if report:

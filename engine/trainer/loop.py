@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from engine.config import schema
 from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.config.units import counted
@@ -23,13 +24,13 @@ from engine.control import progress
 from engine.control.link import NODE_SOCKETS, inherited
 from engine.cost.model import known_peak
 from engine.data.ledger import Ledger
-from engine.data.mixture import SCALE
+from engine.data.mixture import SCALE, segments_of
 from engine.data.opening import validation_shares
 from engine.data.overview import tokenizer_facts
 from engine.data.quarantine import Quarantine
 from engine.data.runtime.runtime import Planned, PlannedSequences
 from engine.data.runtime.runtimes import RUNTIMES
-from engine.data.steps import Cursor
+from engine.data.steps import Cursor, waiting_at
 from engine.errors import CheckpointError, ExitCode, MemoryFitError, Problem
 from engine.fit.estimate import most_on_host
 from engine.folders import random_name
@@ -212,7 +213,7 @@ class Trainer:
 
     def _log(self, line: dict[str, Any], planned: Planned, times: StepTimes) -> None:
         """Write the line of a step to the metrics, and what else is kept of the step. All ranks must call it."""
-        line |= _mixture(self.cursor) | self.of_save
+        line |= _mixture(self.cursor) | _waiting(self.cursor, self.config.data) | self.of_save
         self.of_save = {}
         if self.skipped:
             line["skipped"] = self.skipped  # in a row, this one included
@@ -343,3 +344,11 @@ def _mixture(cursor: Cursor) -> dict[str, Any]:
     if len(sources) < 2:
         return {}
     return {"mixture": {name: {"tokens": had, "wanted": had + debt / SCALE} for name, (had, debt) in sources.items()}}
+
+
+def _waiting(cursor: Cursor, data: schema.Data) -> dict[str, Any]:
+    """Return how many documents of each source wait for a segment of their lengths, and how many are left out."""
+    if not cursor.waiting:
+        return {}
+    found = waiting_at(cursor, segments_of(data))
+    return {"waiting": {name: {"waiting": waits, "left_out": left_out} for name, (waits, left_out) in found.items()}}

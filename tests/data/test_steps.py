@@ -17,7 +17,8 @@ from engine.data import draws, order
 from engine.data import steps as module
 from engine.data.mixture import SCALE
 from engine.data.order import ORDER
-from engine.data.steps import Cursor, Place, SequenceTable, Steps, fitting
+from engine.data.steps import Cursor, SequenceTable, Steps, fitting
+from engine.data.walk import Place
 from engine.errors import DataError
 from tests.data.memory import Exhausted, Memory, config_of, epochs, pieces, rows, run, same, steps_of
 from tests.data.one_by_one import OneByOne

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.schema import Model
-from engine.data.steps import Cursor, Place
+from engine.data.steps import Cursor
+from engine.data.walk import Place
 from engine.run.checkpoints import TrainState, _seal, write
 
 FINGERPRINTS = {"data": "f"} | {f"source-{number}": "0123456789abcdef" * 2 for number in range(10)}

@@ -15,7 +15,8 @@ from unittest.mock import Mock
 import pytest
 
 from engine.config.load import load
-from engine.data.steps import Cursor, Place
+from engine.data.steps import Cursor
+from engine.data.walk import Place
 from engine.errors import CheckpointError, Problem, StorageError
 from engine.folders import remove_ruins
 from engine.run import checkpoints
