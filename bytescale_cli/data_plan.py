@@ -98,6 +98,7 @@ def _used_up(one: UsedUp) -> dict[str, Any]:
 
 def _stage(stage: Stage, config: Config, job: Job) -> dict[str, Any]:
     """Describe a stage. All of its numbers are estimates, apart from its segment and its longest sequence."""
+    from engine.data.mixture import ANY
     from engine.planner.checks import check_longest
 
     longest = min(stage.longest, config.context)
@@ -109,6 +110,7 @@ def _stage(stage: Stage, config: Config, job: Job) -> dict[str, Any]:
     return {
         "segment": stage.segment + 1,
         "schedule": stage.schedule,
+        "lengths": None if stage.lengths == ANY else list(stage.lengths),
         "step": round(stage.first),
         "steps": round(stage.steps),
         "tokens_before": round(stage.tokens_before),

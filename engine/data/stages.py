@@ -12,17 +12,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.config import schema
 from engine.config.schema import Config
 from engine.config.sources import source_configs
-from engine.data.mixture import segments_of, weights_at
+from engine.data.mixture import ANY, Lengths, segments_of, weights_at
 from engine.data.opening import validation_shares
 from engine.data.scan import Documents
+from engine.data.walk import never_taken, none_of_lengths
+from engine.units import Floats, Ints
 
+_ROUNDING = 1e-9  # of sums of floats
 _PARTS = 64  # of a segment in which weights move; they are constant in each
 
 
@@ -43,6 +46,7 @@ class Stage:
 
     segment: int  # number of the segment
     schedule: schema.Schedule  # of the weights, up to the next segment
+    lengths: Lengths
     first: float  # steps before it
     steps: float
     tokens_before: float
@@ -76,58 +80,80 @@ class Stages:
 
 
 def compile_stages(config: Config, found: Mapping[str, Documents]) -> Stages:
-    """Compile the stages of `run.steps` steps from the lengths of the documents of each source, by name."""
+    """Compile the stages of `run.steps` steps from the lengths of the documents of each source, by name.
+
+    Raises DataError as a run does, for a document that no segment takes and a source without any for a segment.
+    """
     run = _Run(config, found)
     stages = tuple(run.stages())
     return Stages(stages, tuple(run.used_up.values()), run.epochs, run.ended)
 
 
 class _Run:
-    """A run, a part of a segment at a time."""
+    """A run, a part of a segment at a time. Lengths are in classes, of which a segment takes all documents or none."""
 
     def __init__(self, config: Config, found: Mapping[str, Documents]) -> None:
+        """Raise DataError for a document that no segment takes, and a source without any for one of its segments."""
         self.used_up = dict[str, UsedUp]()
         self.ended: UsedUp | None = None
-        self._segments, self._config, self._found = segments_of(config.data), config, found
+        self._segments, self._config = segments_of(config.data), config
         self._policy = {name: one.exhausted for name, one in source_configs(config.data).items()}
+        lengths = [one.lengths for one in self._segments]
+        least = sorted({1, *(edge for one in lengths for edge in (one[0], one[1] + 1))} - {ANY[1] + 1})
+        self._takes = [np.array([first <= one <= last for one in least]) for first, last in lengths]  # of classes [C]
         shares = validation_shares(config.data)
-        self._all = {
-            name: one.tokens / one.fraction * (1 - shares[name]) for name, one in found.items()
-        }  # for training
-        self._given = dict.fromkeys(found, 0.0)  # tokens so far
+        # Tokens for training, documents and the longest one of each class; see `_of_classes`
+        self._classes = {
+            name: _of_classes(one, np.array(least), (1 - shares[name]) / one.fraction) for name, one in found.items()
+        }
+        self._given = {name: np.zeros(len(least)) for name in found}  # tokens of each class so far
         self._step = self._tokens = 0.0
+        for name, one in found.items():
+            taken = np.any([(one.lengths >= first) & (one.lengths <= last) for first, last in lengths], axis=0)
+            place = source_configs(config.data)[name].path_text
+            if not taken.all() and shares[name] < 1:
+                raise never_taken(name, int(one.lengths[~taken][0]), place, lengths)
+            for segment, takes in zip(self._segments, self._takes, strict=True):
+                if segment.weights.get(name) and shares[name] < 1 and not self._classes[name][0][takes].any():
+                    raise none_of_lengths(name, place, segment.lengths)
 
     @property
     def epochs(self) -> dict[str, float]:
-        return {name: given / self._all[name] if self._all[name] else 0.0 for name, given in self._given.items()}
+        return {
+            name: float(given.sum() / tokens.sum()) if (tokens := self._classes[name][0]).any() else 0.0
+            for name, given in self._given.items()
+        }
 
     def stages(self) -> Iterator[Stage]:
         for number, segment in enumerate(self._segments):
             following = self._segments[number + 1] if number + 1 < len(self._segments) else None
             schedule = following.schedule if following else "constant"
-            step, tokens, before = self._step, self._tokens, dict(self._given)
+            step, tokens = self._step, self._tokens
+            before = {name: given.copy() for name, given in self._given.items()}
             parts = 1 if schedule == "constant" else _PARTS
             for part in range(1, parts + 1):
                 end = (
                     math.inf if following is None else segment.start + (following.start - segment.start) * part / parts
                 )
-                self._go_on_to(end, segment.unit)
+                self._go_on_to(end, segment.unit, self._takes[number])
             if self._step > step:
                 given = {name: self._given[name] - before[name] for name in self._given}
-                sources = tuple(self._gave(name, one, self._tokens - tokens) for name, one in given.items() if one)
-                yield Stage(number, schedule, step, self._step - step, tokens, self._tokens - tokens, sources)
+                of = self._tokens - tokens
+                sources = tuple(self._gave(name, one, of) for name, one in given.items() if one.any())
+                yield Stage(number, schedule, segment.lengths, step, self._step - step, tokens, of, sources)
 
-    def _gave(self, name: str, tokens: float, of: float) -> Given:
-        lengths = self._found[name].lengths
-        return Given(name, tokens / of, tokens, tokens / float(lengths.mean()), int(lengths.max()))
+    def _gave(self, name: str, given: Floats, of: float) -> Given:
+        tokens, documents, longest, _ = self._classes[name]
+        count = float((given * documents / np.maximum(tokens, 1)).sum())
+        return Given(name, float(given.sum()) / of, float(given.sum()), count, int(longest[given > 0].max()))
 
-    def _go_on_to(self, end: float, unit: str) -> None:
+    def _go_on_to(self, end: float, unit: str, takes: NDArray[np.bool_]) -> None:
         """Give documents until a step or a number of tokens, or the end of the run, with the weights halfway."""
         here = self._step if unit == "step" else self._tokens
         middle = int(here if end == math.inf else (here + end) / 2)
         weights = weights_at(self._segments, middle, middle)
         while self.ended is None and self._step < self._config.run.steps:
-            rates = self._rates(weights)
+            rates = self._rates(weights, takes)
             if not rates:  # all sources of the segment have been dropped
                 self.ended = [*self.used_up.values()][-1]
                 return
@@ -136,39 +162,56 @@ class _Run:
             steps = min(steps, self._config.run.steps - self._step)
             if steps <= 0:
                 return
-            # The part ends where a source has been used up that is not repeated: then the others get its weight.
-            until = {
-                name: max(0.0, self._all[name] - self._given[name]) / rate
-                for name, rate in rates.items()
-                if name not in self.used_up
-            }
-            steps = min([steps, *(at for name, at in until.items() if self._policy[name] != "repeat")])
-            for name in sorted((name for name in until if until[name] <= steps), key=lambda name: until[name]):
-                at = self._step + until[name], self._tokens + until[name] * tokens
-                self.used_up[name] = UsedUp(name, *at, self._policy[name])
-                if self._policy[name] == "stop":
-                    self.ended = self.used_up[name]
+            # The part ends where a source has been used up: then the others get its weight, or its next epoch begins.
+            left = {name: self._left(name, takes) for name in rates}
+            until = {name: float(left[name].sum()) / rate for name, rate in rates.items()}
+            steps = min(steps, *until.values())
             for name, rate in rates.items():
-                self._given[name] += rate * steps
+                self._given[name] += rate * steps * left[name] / left[name].sum()
+            for name in (name for name in until if until[name] <= steps):
+                self._given[name][takes] = np.maximum(self._given[name], self._classes[name][0])[takes]
+                at = self._step + steps, self._tokens + steps * tokens
+                one = self.used_up.setdefault(name, UsedUp(name, *at, self._policy[name]))
+                if self._policy[name] == "stop":
+                    self.ended = one
             self._step, self._tokens = self._step + steps, self._tokens + steps * tokens
 
-    def _rates(self, weights: Mapping[str, int]) -> dict[str, float]:
+    def _left(self, name: str, takes: NDArray[np.bool_]) -> Floats:
+        """Return the tokens of each class that a source gives next: what is left of its epoch. Others of it wait."""
+        tokens = np.where(takes, self._classes[name][0], 0.0)
+        given = np.where(takes, self._given[name], 0.0)
+        epoch = 1.0
+        if self._policy[name] == "repeat" and tokens.any():
+            epoch += math.floor(float(given.sum() / tokens.sum()) + _ROUNDING)
+        left: Floats = np.maximum(tokens * epoch - given, 0.0)
+        return np.where(left > _ROUNDING * tokens, left, 0.0)
+
+    def _rates(self, weights: Mapping[str, int], takes: NDArray[np.bool_]) -> dict[str, float]:
         """Return the tokens that each source gives in a step; those that have been used up give none.
 
         A step leaves on average half of the document that comes next: one of the length of the document of a random
-        token.
+        token, of which the mean of each class stands for all.
         """
-        gone = {name for name, one in self.used_up.items() if one.policy != "repeat"}
-        left = {name: weight for name, weight in weights.items() if weight and name not in gone}
+        left = {name: weight for name, weight in weights.items() if weight and self._left(name, takes).any()}
         total, batch = sum(left.values()), self._config.batch_tokens
-        open_ = sum(weight / total * self._of_a_token[name] for name, weight in left.items()) / 2
-        return {name: weight / total * max(batch - open_, batch / 2) for name, weight in left.items()}
+        unfilled = sum(weight / total * self._of_a_token(name, takes) for name, weight in left.items()) / 2
+        return {name: weight / total * max(batch - unfilled, batch / 2) for name, weight in left.items()}
 
-    @cached_property
-    def _of_a_token(self) -> dict[str, float]:
-        """The mean length of the document of a token of each source; a longer one than a step is a step by itself."""
-        batch, found = self._config.batch_tokens, dict[str, float]()
-        for name, one in self._found.items():
-            lengths = np.minimum(one.lengths, batch).astype(np.float64)
-            found[name] = float((lengths**2).sum() / lengths.sum())
-        return found
+    def _of_a_token(self, name: str, takes: NDArray[np.bool_]) -> float:
+        """Return the mean length of the document of a token; a document longer than a step is a step by itself."""
+        tokens, squares = self._classes[name][0][takes].sum(), self._classes[name][3][takes].sum()
+        return float(min(squares / tokens, self._config.batch_tokens)) if tokens else 0.0
+
+
+def _of_classes(found: Documents, least: Ints, factor: float) -> Floats:
+    """Return tokens, documents, the longest document, and the sum of the squares of lengths of each class: [4, C].
+
+    Each document that was read stands for `factor`.
+    """
+    classes, size = np.searchsorted(least, found.lengths, side="right") - 1, len(least)
+    inputs, longest = found.lengths.astype(np.float64), np.zeros(size)
+    np.maximum.at(longest, classes, inputs)
+    tokens, documents, squares = (
+        factor * np.bincount(classes, one, size) for one in (inputs, np.ones(len(inputs)), inputs**2)
+    )
+    return np.array([tokens, documents, longest, squares])

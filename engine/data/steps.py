@@ -346,7 +346,7 @@ class Steps:
         for least, most in {*self._lengths}:
             taken |= (inputs >= least) & (inputs <= most)
         if not taken.all():
-            raise never_taken(corpus, found.trained.chosen(np.flatnonzero(~taken)), self._lengths)
+            raise never_taken(name, int(inputs[~taken][0]), corpus.place, self._lengths)
         return found.trained, found.blocks
 
     def _note(self, found: Window) -> None:
@@ -378,7 +378,7 @@ class Steps:
             corpus = self.corpora[self._number[name]]
             if walk.lengths == ANY:
                 raise no_documents(corpus) from None
-            raise none_of_lengths(corpus, walk.lengths) from None
+            raise none_of_lengths(name, corpus.place, walk.lengths) from None
 
     def _cut(self, source: Ints, documents: Documents, begin: Ints, inputs: Ints) -> SequenceTable:
         """Split parts of N documents of the corpora `source` [N] into sequences of at most `context` inputs.

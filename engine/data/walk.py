@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.data.corpus import Corpus
 from engine.data.mixture import ANY, Lengths
 from engine.data.order import Documents
 from engine.errors import DataError
@@ -223,18 +222,17 @@ class Walk:
         return found
 
 
-def never_taken(corpus: Corpus, documents: Documents, lengths: Sequence[Lengths]) -> DataError:
-    """Create the DataError for documents whose length no segment of `data.mix` has: they would wait forever."""
-    named = f"{corpus.name}:{documents.block[0]}:{documents.document[0]}"
-    message = f"document {named} has {documents.inputs[0]:,} tokens, and no segment of data.mix has such lengths"
+def never_taken(name: str, inputs: int, place: str, lengths: Sequence[Lengths]) -> DataError:
+    """Create the DataError for a document whose length no segment of `data.mix` has: it would wait forever."""
+    message = f"{name} has a document of {inputs:,} tokens, a length that no segment of data.mix takes"
     least, most = min(one[0] for one in lengths), max(one[1] for one in lengths)
     drop = f"{{drop: {{shorter: {least}, longer: {most}}}}}" if most < ANY[1] else f"{{drop: {{shorter: {least}}}}}"
-    hint = f"widen `lengths` of a segment, or leave such documents out: data.sources.{corpus.name}.transform=[{drop}]"
-    return DataError(message, key=corpus.place, hint=hint)
+    hint = f"widen `lengths` of a segment, or leave such documents out: data.sources.{name}.transform=[{drop}]"
+    return DataError(message, key=place, hint=hint)
 
 
-def none_of_lengths(corpus: Corpus, lengths: Lengths) -> DataError:
+def none_of_lengths(name: str, place: str, lengths: Lengths) -> DataError:
     """Create the DataError for a source without any document for a segment."""
-    message = f"has no document of {lengths[0]:,} to {lengths[1]:,} tokens, the lengths of a segment of data.mix"
-    hint = f"widen `lengths` of the segment, or set the weight of {corpus.name} to 0 there"
-    return DataError(message, key=corpus.place, hint=hint)
+    message = f"{name} has no document of {lengths[0]:,} to {lengths[1]:,} tokens, the lengths of a segment of data.mix"
+    hint = f"widen `lengths` of the segment, or set the weight of {name} to 0 there"
+    return DataError(message, key=place, hint=hint)

@@ -12,7 +12,9 @@ from engine.config.schema import Config, Segment, Source
 from engine.data.scan import Documents
 from engine.data.stages import compile_stages
 from engine.data.steps import Cursor
+from engine.errors import DataError
 from tests.data.memory import Exhausted, Memory, config_of, steps_of
+from tests.refusals import refused
 
 BATCH = 2000
 
@@ -42,6 +44,11 @@ SEGMENTS = {
         Segment(weights={"a": 3, "b": 1}),
         Segment(step=40, weights={"b": 1, "c": 2}, schedule="linear"),
         Segment(step=60, weights={"b": 1}),
+    ],
+    "lengths": [
+        Segment(weights={"a": 3, "b": 1}, lengths=(1, 150)),
+        Segment(step=30, weights={"a": 0, "b": 1, "c": 2}, lengths=(1, 5000)),
+        Segment(step=60, weights={"b": 1}, lengths=(100, 5000)),
     ],
     "cosine": [Segment(weights={"a": 3, "b": 1}), Segment(tokens=90_000, weights={"b": 1, "c": 2}, schedule="cosine")],
 }
@@ -84,6 +91,18 @@ def test_stages_are_those_of_a_run(segments: str, policy: Exhausted) -> None:
     assert (compiled.ended is not None) == (cursor.step < 80)
     if compiled.ended is not None:
         assert abs(compiled.ended.step - cursor.step) <= 4
+
+
+def test_lengths_that_leave_a_segment_empty_and_documents_that_none_takes() -> None:
+    """As a run refuses them; see test_walk.py."""
+    corpora = corpora_of({"a": (400, 100)})
+    found = {"a": Documents(np.array([5, 500]))}
+    for mix in (
+        [Segment(weights={"a": 1}, lengths=(6, 400)), Segment(weights={"a": 1}, step=3)],
+        [Segment(weights={"a": 1}, lengths=(1, 400))],
+    ):
+        with refused(DataError):
+            compile_stages(mixed(corpora, mix, {"a": "repeat"}, 10), found)
 
 
 def test_epochs_and_the_longest_document_of_a_sample() -> None:
