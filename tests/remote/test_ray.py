@@ -87,6 +87,23 @@ def test_fifty_steps_are_those_of_the_local_runtime(rig: Rig) -> None:
     assert rig.state("planner")["tokens"] == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        ["planner=balanced"],
+        ["planner=naive"],
+        ["planner=static"],
+    ],
+)
+def test_steps_of_all_planners_and_of_a_mesh(mesh: list[str], folder: Path) -> None:
+    """All tp and pp ranks of an HDP rank map one file, so none reads twice."""
+    with a_run(folder, *mesh) as rig:
+        assert rig.take(50) == 0
+        read = sum(rig.state(role)["read"] for role in ROLES[1:])
+        assert 1 <= read / rig.reference.tokens <= 1.01
+
+
 def test_each_block_is_packed_on_one_host(rig: Rig) -> None:
     """Each host has a cache of its own; documents tokenized / documents is 1."""
     parts = [{part.name for part in Path(rig.folder.root.parent / f"host-{host}").rglob("*.idx")} for host in (0, 1)]
