@@ -48,7 +48,8 @@ def cluster_problem(address: str, hosts: int, variables: Mapping[str, str] = os.
         found = {"error": first_line(RuntimeError(done.stderr.decode(errors="replace").strip() or "no answer"))}
     if "error" in found:
         hint = "the token must be that of the cluster (RAY_AUTH_TOKEN_PATH), and its Ray must use RAY_AUTH_MODE=token"
-        return Problem(f"the Ray at {address} rejects this host: {found['error']}", key, hint)
+        why = found["error"].partition(". ")[0]  # further sentences advise
+        return Problem(f"the Ray at {address} rejects this host: {why}", key, hint)
     if found["version"] != checks.version():
         message = f"the Ray at {address} is {found['version']}, but {checks.version()} is installed here"
         return Problem(message, key, f"`pip install ray=={found['version']}` on all hosts")
