@@ -4,8 +4,9 @@
 
 The lengths of all blocks are in memory, so neither files nor packing count. Lengths are lognormal (mu 7.6, sigma 1.5),
 170 documents a block of 1 MiB; weights are 1, 2 and 3 in turn. The first step warms up; times are medians of the next
-five. Columns: `choose` is `Steps.next`, `upcoming` lists the blocks that are packed ahead, `plan` is `plan_step`, and
-`step` is all of `StepPlanner.step`, in seconds.
+five. Columns: `choose` is `Steps.next`, `upcoming` lists the blocks that are packed ahead, `plan` is `plan_step`, `cut`
+makes the cuts of the plan for hosts of 8 ranks, and `step` is all of `StepPlanner.step`, in seconds. Bytes are in parts
+of those of the plan's arrays: `cuts` of all hosts together, `whole` of what the first host gets, with all rows.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from engine.config.load import load
 from engine.data.blocks.blocks import BlockId, Lengths, Range, Slice
 from engine.data.opening import Sources
 from engine.data.parts import LeftOut
-from engine.data.runtime.planner import StepPlanner
+from engine.data.runtime.cuts import cuts_of
+from engine.data.runtime.planner import StepPlanner, received_step
 from engine.data.steps import Cursor
 from engine.job import Job
 from engine.planner.make import plan_step
@@ -37,6 +39,7 @@ from engine.units import Ints
 DRAWN, DOCUMENTS = 256, 170  # blocks, and documents of a block
 LONGEST = 1 << 18
 STEPS = 5
+RANKS = 8  # of a host
 
 
 class Drawn:
@@ -131,7 +134,9 @@ def rows(sources: int, sequences: int, ranks: int) -> Iterator[driver.Row]:
             "lengths=data",
             "data.validation_share=0",
             f"context={LONGEST}",
-            f"cluster.nodes={ranks // 8}",
+            f"cluster.nodes={-(-ranks // RANKS)}",
+            f"cluster.ranks_per_node={RANKS}",
+            *("parallel.tp=1", "parallel.pp=1"),
             f"batch_tokens={int(sequences * mean)}",
             f"data.mix={{{weights}}}",
             *(f"data.sources.{name}.path={name}" for name in names),
@@ -141,16 +146,24 @@ def rows(sources: int, sequences: int, ranks: int) -> Iterator[driver.Row]:
     cursor, times, length = Cursor(), list[list[float]](), 0
     for _ in range(STEPS + 1):
         whole, sent = seconds(planner.step, cursor)
-        table, cursor = sent[0], sent[5]
+        table, cursor = received_step(sent).table, sent.after
         length = len(table)
         # The parts are those of the next step, whose windows have not been loaded yet.
         upcoming, _ = seconds(lambda at: list(planner.steps.upcoming(at, planner.ahead)), cursor)
         choose, found = seconds(planner.steps.next, cursor)
-        plan, _ = seconds(plan_step, found[0].length, planner.settings)
-        times.append([choose, upcoming, plan, whole])
+        plan, planned = seconds(plan_step, found[0].length, planner.settings)
+        hosts = np.arange(planner.settings.ranks).reshape(-1, RANKS).tolist()
+        cut, cuts = seconds(cuts_of, found[0], planned, hosts)
+        size = len(planned.to_bytes())
+        times.append([choose, upcoming, plan, cut, whole, sum(map(len, cuts)) / size, len(sent.sequences) / size])
         cursor = found[1]
-    columns = zip(("choose", "upcoming", "plan", "step"), np.median(times[1:], axis=0).tolist(), strict=True)
-    yield {"sources": sources, "sequences": length, **dict(columns)}
+    columns = ["choose", "upcoming", "plan", "cut", "step", "cuts", "whole"]
+    yield {
+        "sources": sources,
+        "ranks": planner.settings.ranks,
+        "sequences": length,
+        **dict(zip(columns, np.median(times[1:], axis=0).tolist(), strict=True)),
+    }
 
 
 def seconds(work: Callable[..., Any], *given: Any) -> tuple[float, Any]:

@@ -54,6 +54,9 @@ def profile_data(
             help="Read or sample about N documents. Default: all, or a sample of a large source.",
         ),
     ] = None,
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Also measure what packing each source costs a loader, on some blocks.")
+    ] = False,
     plot: Plot = None,
     json: Json = False,
     debug: Debug = False,
@@ -65,9 +68,11 @@ def profile_data(
     from dataclasses import replace
 
     from engine.config.named import named
+    from engine.config.sources import source_configs
     from engine.data.lengths import document_lengths, example_step, source_weights
     from engine.data.mixture import SCALE
     from engine.data.profile import describe, suggest
+    from engine.data.sampled_costs import sampled_costs
     from engine.data.scale import is_without_recipe, planned_for, scaled
     from engine.data.scan import mixed
     from engine.fit.check import fit_error
@@ -94,6 +99,10 @@ def profile_data(
                 of = f"{source(config)} of recipe={config.recipe}"
                 output.say(f"no documents are named: these are {of}; for other documents: {yours}")
             sources = document_lengths(config, sample, progress, say)
+        if cost and config.lengths.name != "data":
+            hint = "name them: bytescale profile-data data.path=FILE --cost"
+            raise ConfigError("needs documents, because lengths alone are not packed", key="--cost", hint=hint)
+        costs = sampled_costs(source_configs(config.data), config.run.seed, progress) if cost else {}
     output.say_when_compiling()
     # The suggestion is for all sources together, in the proportions of the mixture.
     job = Job(config)
@@ -105,7 +114,9 @@ def profile_data(
         "source": source(config),
         "for": planned_for(config),
         "sources": [
-            {"name": name, "share": weights.get(name, 0) / SCALE} | describe(one, config.context)
+            {"name": name, "share": weights.get(name, 0) / SCALE}
+            | describe(one, config.context)
+            | ({"cost": costs[name]._asdict()} if name in costs else {})
             for name, one in sources.items()
         ],
         "largest_capacity": largest,
@@ -169,7 +180,26 @@ def _lengths(data: dict[str, Any]) -> str:
         rows = [[one["name"], *(f"{one[key]:,}" for key in SOURCE_FACTS), f"{one['share']:.1%}"] for one in sources]
         table = output.table(["source", *SOURCE_FACTS.values(), "of the mixture"], rows, right=True)
         text += f"\n\n{table}\nmixture: {counted(data['samples'], 'document')} have {data['tokens']:,} tokens"
+    if any("cost" in one for one in sources):
+        text += f"\n\n{_costs(sources)}"
     return f"{text}\n{length_table(data)}"
+
+
+def _costs(sources: list[dict[str, Any]]) -> str:
+    """Format what packing costs a loader, a row per source; token files are packed already."""
+    from engine.config.units import format_bytes
+
+    rows = []
+    for one in sources:
+        if (cost := one.get("cost")) is None:
+            rows.append([one["name"], *["-"] * 6])
+            continue
+        seconds, blocks = cost["seconds"], cost["blocks"]
+        each = [seconds / blocks, 1e3 * seconds / max(1, cost["documents"]), 1e6 * seconds / max(1, cost["bytes"])]
+        sizes = [format_bytes(cost["bytes"] // blocks), f"{cost['tokens'] // blocks:,}"]
+        rows.append([one["name"], *sizes, *(f"{value:.3g}" for value in each), format_bytes(cost["memory"])])
+    columns = ["packing", "bytes/block", "tokens/block", "s/block", "ms/document", "s/MB", "memory of a loader"]
+    return f"{output.table(columns, rows, right=True)}\ns: seconds of processor time"
 
 
 def length_table(data: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from engine.data.parts import unwritable
 from engine.data.steps import SequenceTable
 from engine.errors import StorageError
 from engine.folders import random_name
-from engine.planner.plan.step_plan import StepPlan
+from engine.planner.plan.step_plan import RankPlan
 from engine.readers import open_regular
 
 _HASH_BYTES = 16
@@ -43,12 +43,12 @@ class RankHead:
     epoch: int = 0  # of the process that wrote it: one that replaces another has a higher number
 
     @classmethod
-    def of(cls, name: str, rank: int, plan: StepPlan, ranges: Sequence[Range], epoch: int = 0) -> RankHead:
+    def of(cls, name: str, rank: int, plan: RankPlan, ranges: Sequence[Range], epoch: int = 0) -> RankHead:
         listed = repr([tuple(one) for one in ranges]).encode("utf-8", "surrogateescape")
         return cls(name, rank, plan.digest, blake2b(listed, digest_size=_HASH_BYTES).hexdigest(), epoch)
 
 
-def ranges_of(names: Sequence[str], table: SequenceTable, plan: StepPlan, rank: int) -> list[Range]:
+def ranges_of(names: Sequence[str], table: SequenceTable, plan: RankPlan, rank: int) -> list[Range]:
     """Return all ranges that an HDP rank reads, micro-batch by micro-batch. `names` are those of the sources."""
     return [one for micro in plan.of_rank(rank) for one in wanted(names, table, micro)]
 

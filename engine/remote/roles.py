@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,10 +31,11 @@ from engine.data.blocks.served import Served, lengths_payload
 from engine.data.blocks.texts import Texts
 from engine.data.corpus import Reader
 from engine.data.opening import open_run
+from engine.data.runtime import cuts
 from engine.data.runtime.constructor import Constructor, RankFiles
 from engine.data.runtime.local import loader_count
 from engine.data.runtime.planner import Sent, SentSets, StepPlanner, received_sets, received_step
-from engine.data.steps import Cursor, SequenceTable
+from engine.data.steps import Cursor
 from engine.job import Job
 from engine.planner.make import plan_step
 from engine.remote.actor import Role
@@ -87,15 +88,17 @@ class RunRoles:
         """Make the object of a role. Raises errors of `open_run`, and OSError for `scratch`."""
         host = host_of(role)
         if host is None:
-            return Planner(self.folder, self.job, caller, [host_role(host) for host in range(len(self.plane.hosts))])
+            return Planner(self.folder, self.job, caller, self.plane.hosts)
         return Host(self.folder, self.job, caller, role, self.plane.hosts[host], scratch / role, epoch)
 
 
 class Planner:
-    """Plans for all hosts, from lengths alone."""
+    """Plans for all hosts, from lengths alone. Each gets the cut of the plan for its ranks, the first one the plan."""
 
-    def __init__(self, folder: RunFolder, job: Job, caller: Caller, hosts: Sequence[str]) -> None:
-        self._caller, loaders = caller, dict.fromkeys(hosts, loader_count(job.config.data))
+    def __init__(self, folder: RunFolder, job: Job, caller: Caller, hosts: Sequence[Sequence[int]]) -> None:
+        """Take the HDP ranks of each host."""
+        self._caller, self._hosts = caller, hosts
+        loaders = dict.fromkeys(map(host_role, range(len(hosts))), loader_count(job.config.data))
 
         def make_blocks(texts: Mapping[str, Texts]) -> RayBlocks:
             self._blocks = RayBlocks(texts, caller, loaders)
@@ -104,28 +107,27 @@ class Planner:
         self._planner = StepPlanner(open_run(folder, job.config, make_blocks), job)
         self._names = [corpus.name for corpus in self._planner.steps.corpora]
         self._lock = threading.Lock()
-        self._steps = dict[str, PlannedStep]()
-        self._sets = dict[int, PlannedSets]()  # by the number of the order of documents
+        self._steps = dict[str, list[Sent]]()  # for each host
+        self._sets = dict[int, list[SentSets]]()  # by the number of the order of documents, for each host
 
-    def step(self, cursor: Cursor) -> PlannedStep:
-        """Plan the step at a cursor, once for all hosts."""
+    def step(self, cursor: Cursor, host: int) -> PlannedStep:
+        """Return the step at a cursor for a host. It is planned once for all hosts."""
         key = json.dumps(cursor.to_json())
         with self._lock:
             if key not in self._steps:
-                sent = self._planner.step(cursor)
-                self._steps[key] = PlannedStep(sent, self._owners(sent[0]))
+                self._steps[key] = self._planner.step_of_hosts(cursor, self._hosts)
                 for old in list(self._steps)[:-_KEPT_STEPS]:
                     del self._steps[old]
-            return self._steps[key]
+            sent = self._steps[key][host]
+        return PlannedStep(sent, self._owners([sent.sequences]))
 
-    def validation(self, order: int) -> PlannedSets:
-        """Plan the validation sets, once for all hosts."""
+    def validation(self, order: int, host: int) -> PlannedSets:
+        """Return the validation sets for a host. They are planned once for all hosts."""
         with self._lock:
             if order not in self._sets:
-                sent = self._planner.validation(order)
-                owners = {block: host for table, _ in sent.values() for block, host in self._owners(table).items()}
-                self._sets[order] = PlannedSets(sent, owners)
-            return self._sets[order]
+                self._sets[order] = self._planner.validation_of_hosts(order, self._hosts)
+            sent = self._sets[order][host]
+        return PlannedSets(sent, self._owners(sent.values()))
 
     def state(self) -> dict[str, Any]:
         """Return bytes of lengths and tokens that came, blocks with a host, calls asked again, late answers refused."""
@@ -136,9 +138,10 @@ class Planner:
     def close(self) -> None:
         self._planner.close()
 
-    def _owners(self, table: SequenceTable) -> Owners:
-        """Return the hosts of the blocks of texts of a table."""
-        places = set(zip(table.source.tolist(), table.block.tolist(), strict=True))
+    def _owners(self, sequences: Iterable[bytes]) -> Owners:
+        """Return the hosts of the blocks of texts of planned sequences."""
+        tables = [cuts.from_bytes(one).table for one in sequences]
+        places = {place for table in tables for place in zip(table.source.tolist(), table.block.tolist(), strict=True)}
         blocks = (BlockId(self._names[source], block) for source, block in places)
         return {block: self._blocks.owners[block] for block in blocks if block in self._blocks.owners}
 
@@ -198,6 +201,7 @@ class Host(Packer):
         """Rank files of each epoch have a folder of their own: who was replaced may still write into his."""
         data = job.config.data
         self._caller, self._files, self._folder = caller, files, files / f"epoch-{epoch}"
+        self._host = host_of(role)
         self._folder.mkdir(parents=True, exist_ok=True)
 
         def make_blocks(texts: Mapping[str, Texts]) -> HostBlocks:
@@ -212,7 +216,7 @@ class Host(Packer):
 
     def build(self, cursor: Cursor) -> tuple[Sent, RankFiles]:
         """Write the rank files of the step at a cursor; return the step."""
-        sent, owners = self._caller.call(PLANNER, "step", cursor)
+        sent, owners = self._caller.call(PLANNER, "step", cursor, self._host)
         planned = received_step(sent)
         with self._lock:
             self._blocks.owners = owners
@@ -226,7 +230,7 @@ class Host(Packer):
 
     def build_sets(self, order: int) -> tuple[SentSets, dict[str, RankFiles]]:
         """Write the rank files of the validation sets; return the sets."""
-        sent, owners = self._caller.call(PLANNER, "validation", order)
+        sent, owners = self._caller.call(PLANNER, "validation", order, self._host)
         with self._lock:
             self._blocks.owners = owners
             built = {

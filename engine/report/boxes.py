@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.planner.plan.loads import micro_tokens
-from engine.planner.plan.step_plan import StepPlan
+from engine.planner.plan.step_plan import RankPlan, StepPlan
 from engine.planner.settings import PlanSettings
 from engine.planner.time.durations import gang_times
 from engine.simulator.timeline import Timeline, simulate
@@ -149,7 +149,7 @@ def of_plan(plan: StepPlan, spans: Sequence[Span]) -> bool:
     return ran.keys() == expected and max(ran.values()) <= min(2, plan.stages)
 
 
-def shown_in_run(plan: StepPlan) -> Ints:
+def shown_in_run(plan: RankPlan) -> Ints:
     """The ranks that the timeline of a run shows, [R], each on all of its stages."""
     return shown_ranks(plan.ranks, max(2, MOST_ROWS // plan.stages))
 

@@ -38,7 +38,7 @@ from engine.job import Job
 from engine.offload.peak import peak_bytes
 from engine.parallel.groups import Groups
 from engine.planner.plan.loads import unsplit_share
-from engine.planner.plan.step_plan import StepPlan
+from engine.planner.plan.step_plan import RankPlan
 from engine.planner.planners import peers_of
 from engine.run import checkpoints, metrics
 from engine.run.background import BackgroundWriter
@@ -156,7 +156,7 @@ class Trainer:
         plan_wait_s = time.perf_counter() - began
         if self.step + 1 < self.config.run.steps and planned.ended is None:
             self.data.request(planned.after)  # the next step is planned while this one runs
-        plan, loss_tokens = planned.plan, max(1, int(planned.table.loss_tokens.sum()))
+        plan, loss_tokens = planned.plan, max(1, planned.loss_tokens)
         # Each node plans for itself. Ranks with different plans would wait for each other forever, so a difference ends
         # the run before the first transfer.
         self.control.check_same(plan.digest)
@@ -189,17 +189,16 @@ class Trainer:
         if self.skipped > (run.max_skips if run.on_nan == "skip" else 0):
             raise self._diverged_step(planned, times, loss, grad_norm)
         of_validation = self._validate()
-        tokens = int(planned.table.length.sum())
         # None stands for numbers that are not finite, which JSON lacks.
         line = {
             "step": self.step,
             "loss": loss if math.isfinite(loss) else None,
-            "tokens": tokens,
-            "tokens_per_s": tokens / step_s,
+            "tokens": plan.tokens,
+            "tokens_per_s": plan.tokens / step_s,
             "step_s": step_s,
             "plan_wait_s": plan_wait_s,
             "data_wait_s": data_wait_s,
-            "max_degree": int(plan.degrees.max()),
+            "max_degree": plan.max_degree,
             "balance": planned.balance,
             "grad_norm": grad_norm if updated else None,
             "lr": rate,
@@ -223,9 +222,11 @@ class Trainer:
             line["unvalidated"] = self.unvalidated
         if self.groups.rank == 0:
             self.held.check()
-            self.ledger.record(self.step, planned.table, planned.plan)
+            self.ledger.record(self.step, planned.table, planned.whole)
             if left_out := self.quarantine.add(self.step, planned.unusable):
                 line["left_out"] = left_out
+            if planned.packed:
+                line["packed"] = {name: cost._asdict() for name, cost in planned.packed.items()}
             metrics.append(self.folder.metrics, line)  # last: a step with metrics has finished
         if (pace := self.pace.of_steps(planned.plan, times)) is not None:
             progress.tell_pace(pace)
@@ -287,7 +288,7 @@ class Trainer:
         """Return whether the number of finished steps is a multiple of `every`, or all steps are finished."""
         return self.step % every == 0 or self._finished
 
-    def _reserve_host(self, plan: StepPlan) -> None:
+    def _reserve_host(self, plan: RankPlan) -> None:
         """Allocate the host memory for the step's offloaded activations.
 
         If that fails on any rank, all ranks save a checkpoint of the last finished step, if there is one, and raise
@@ -312,9 +313,11 @@ class Trainer:
         """Return the error of the step with its documents, which also enter the ledger. All ranks must call it."""
         not_finite = [index for index, of_micro in times.losses if not torch.isfinite(of_micro)]
         found = [index for of_rank in self.control.gather(not_finite or None) for index in of_rank]
-        if self.groups.rank == 0:
-            self.ledger.record(self.step, planned.table, planned.plan)
-        where = documents_of(planned.plan, planned.table, list(source_configs(self.config.data)), found)
+        where = None
+        if self.groups.rank == 0:  # others may have the documents of their own micro-batches only
+            self.ledger.record(self.step, planned.table, planned.whole)
+            where = documents_of(planned.whole, planned.table, list(source_configs(self.config.data)), found)
+        (where,) = self.control.gather(where)
         if self.skipped > 1:
             where += f"; {counted(self.skipped - 1, 'update')} before it had been skipped"
         return self._diverged(where, loss=loss, grad_norm=grad_norm)
@@ -330,7 +333,7 @@ class Trainer:
         for name, planned in self.validation.items():
             read_inputs = self.data.input_reader(planned)
             loss_sum = evaluate(planned.plan, self.engine.module, read_inputs, self.context)
-            sums[name], tokens[name] = self.groups.sum(loss_sum).item(), max(1, int(planned.table.loss_tokens.sum()))
+            sums[name], tokens[name] = self.groups.sum(loss_sum).item(), max(1, planned.loss_tokens)
         loss = sum(sums.values()) / sum(tokens.values())
         if not math.isfinite(loss):  # the same on all ranks
             raise self._diverged(validation_loss=loss)

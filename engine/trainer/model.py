@@ -34,12 +34,11 @@ from engine.parallel.expert import ExpertParallel
 from engine.parallel.groups import Groups
 from engine.parallel.pipeline import Pipeline
 from engine.parallel.tensor import TensorParallel
-from engine.planner.plan.loads import micro_tokens
 from engine.planner.plan.order import actions
-from engine.planner.plan.step_plan import StepPlan
+from engine.planner.plan.schedule import shard_tokens
+from engine.planner.plan.step_plan import RankPlan
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import RankContext
-from engine.units import PPM
 from engine.weights.load import load_weights
 from engine.zero.engine import ZeroEngine
 from engine.zero.shards import gathered, sharded, stored
@@ -123,22 +122,21 @@ def make_offload(config: Config, device: torch.device, host_bytes: int, part: Pa
     return Offload(own, device, [Arena(device, host_bytes + own * GAPS)], max(saved) // part.tp)
 
 
-def reserve_host(plan: StepPlan, hdp_rank: int, offload: Offload, stage: int = 0) -> Problem | None:
+def reserve_host(plan: RankPlan, hdp_rank: int, offload: Offload, stage: int = 0) -> Problem | None:
     """Allocate the host memory of a rank, or of one stage of it: as much as the micro-batch that offloads the most
     needs, for each of those that are in flight at once.
 
     Returns the problem if the allocation fails, else None.
     """
-    mine = slice(plan.micro_start[hdp_rank], plan.micro_start[hdp_rank + 1])
-    ratios = plan.offload[mine].tolist()
-    ratio, tokens = 0, 0
-    if any(ratios):  # else do not count tokens: that loads compiled functions, which takes .3 s in each rank
-        loads = zip(ratios, micro_tokens(plan)[mine].tolist(), strict=True)
-        ratio, tokens = max(loads, key=lambda load: load[0] * load[1])
+    ratios, largest = list[float](), (0.0, 0)
+    for micro in plan.of_rank(hdp_rank):
+        tokens = sum(shard_tokens(shard.length, shard.degree, shard.part) for shard in micro.shards)
+        largest = max(largest, (micro.offload, tokens), key=lambda load: load[0] * load[1])
+        ratios.append(micro.offload)
     done = [action.done for action in actions(plan, hdp_rank, stage) if action.kind == "run"]
     in_flight = accumulate((1 if one.forward else -1) * (ratios[one.place] > 0) for one in done)
     try:
-        offload.make_room(ratio / PPM, tokens, max(1, *in_flight))
+        offload.make_room(*largest, max(1, *in_flight))
     except MemoryFitError as error:
         problem = error.problems[0]
         return replace(problem, message=f"rank {hdp_rank}: {problem.message}")

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from engine.cost.model import Costs
-from engine.planner.plan.step_plan import Shard, StepPlan
+from engine.planner.plan.step_plan import RankPlan, Shard
 from engine.trainer.step import StepTimes
 
 STEPS = 20  # the median of so many steps is reported: a single slow step, which compiles kernels, does not matter
@@ -28,7 +28,7 @@ class Pace:
         self._costs, self._share = costs, share
         self._recent = deque[float](maxlen=STEPS)
 
-    def of_steps(self, plan: StepPlan, times: StepTimes) -> float | None:
+    def of_steps(self, plan: RankPlan, times: StepTimes) -> float | None:
         """Add a step, and return the pace of the last steps; None until there are enough. Waits for the device."""
         measured, planned, counted = 0.0, 0.0, set[int]()  # ns, ns, micro-batches
         for number, start, end in times.spans():

@@ -30,7 +30,7 @@ from engine.models.common.part import Between
 from engine.offload.offload import Offload
 from engine.parallel.pipeline import Pipeline, with_gradient
 from engine.planner.plan.order import Action, Pass, actions
-from engine.planner.plan.step_plan import MicroBatch, StepPlan
+from engine.planner.plan.step_plan import MicroBatch, RankPlan
 
 # (tokens, positions, labels, attention) -> summed loss; in a pipeline, a stage has the residual stream of the stage
 # before it in place of tokens, and returns `Between` in place of the loss
@@ -83,7 +83,7 @@ class StepTimes:
 
 
 def run_step(
-    plan: StepPlan, forward: Forward, backward: Callable[[Tensor], None], read_inputs: ReadInputs, context: RankContext
+    plan: RankPlan, forward: Forward, backward: Callable[[Tensor], None], read_inputs: ReadInputs, context: RankContext
 ) -> tuple[Tensor, StepTimes]:
     """Run forward and backward of all micro-batches of this rank; in a pipeline, of its stage, in the plan's order.
 
@@ -174,7 +174,7 @@ def _transfer(pipeline: Pipeline | None, kind: str, done: Pass, micro: MicroBatc
 
 
 @torch.no_grad()
-def evaluate(plan: StepPlan, model: nn.Module, read_inputs: ReadInputs, context: RankContext) -> Tensor:
+def evaluate(plan: RankPlan, model: nn.Module, read_inputs: ReadInputs, context: RankContext) -> Tensor:
     """Run only the forward passes of a plan, and return the summed cross-entropy of this rank's tokens.
 
     The result is a float64 scalar on the device. Idle micro-batches add nothing to it, but must run: under ZeRO-3

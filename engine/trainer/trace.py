@@ -8,7 +8,7 @@ from engine.control.control import Control
 from engine.errors import DataError
 from engine.files import write_durably, write_json
 from engine.parallel.groups import Groups
-from engine.planner.plan.step_plan import StepPlan
+from engine.planner.plan.step_plan import RankPlan, StepPlan
 from engine.readers import GIB, read_bytes
 from engine.report.boxes import Span, shown_in_run
 from engine.run.folder import RunFolder
@@ -36,7 +36,7 @@ class Trace:
         degree, has_unsplit = control.largest(*shown)
         self._shown = int(degree), bool(has_unsplit)
 
-    def record(self, step: int, plan: StepPlan, times: StepTimes, checkpoint_due: bool) -> None:
+    def record(self, step: int, plan: RankPlan, times: StepTimes, checkpoint_due: bool) -> None:
         """Write the step if it is better for the report than the written one.
 
         All ranks must call it after every step. They all decide alike, because the decision depends only on the plan.
@@ -52,10 +52,11 @@ class Trace:
             mine = [Span(place.hdp, *span, stage=place.pp) for span in times.spans()]
         found = groups.control.gather(mine)
         if groups.rank == 0:
+            assert isinstance(plan, StepPlan), "the host of rank 0 has the plan of all ranks"
             write_durably(self._folder.plan, plan.to_bytes())
             write_json(self._folder.trace, {"step": step, "spans": [span for spans in found for span in spans]})
 
 
-def _shows(plan: StepPlan) -> tuple[int, bool]:
+def _shows(plan: RankPlan) -> tuple[int, bool]:
     """The largest degree of a plan, and whether it has unsplit sequences."""
-    return int(plan.degrees.max()), bool((plan.degrees == 1).any())
+    return plan.max_degree, plan.unsplit_tokens > 0

@@ -169,3 +169,12 @@ def test_a_bad_place_for_the_page_is_told_before_anything_is_read(
 ) -> None:
     monkeypatch.setattr("engine.data.lengths.document_lengths", lambda *_: pytest.fail("it read"))
     failed(capsys, ["profile-data", *SMALL, "--plot", str(tmp_path / "a.png")], 2, "--plot")
+
+
+def test_the_cost_of_packing_is_measured_if_it_is_wanted(folder: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    (source,) = profiled(capsys, *folder, "--cost")["data"]["sources"]
+    assert (source["cost"]["blocks"], source["cost"]["documents"]) == (1, 29)
+    assert source["cost"]["seconds"] > 0 and source["cost"]["memory"] > 10 << 20
+    assert run(["profile-data", "cluster.ranks_per_node=4", *folder, "--cost"]) == 0
+    assert "memory of a loader" in capsys.readouterr().out
+    assert run(["profile-data", "cluster.ranks_per_node=4", *SMALL, "--cost", "--json"]) == 2

@@ -17,7 +17,8 @@ import pytest
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.data import order
-from engine.data.blocks.loaders import Loaders, Work
+from engine.data.blocks.loaders import Loaders
+from engine.data.blocks.work import Work
 from engine.data.corpus import Reader, TextCorpus
 from engine.data.inputs import rank_inputs
 from engine.data.ledger import Ledger

@@ -89,8 +89,7 @@ def test_the_host_memory_of_a_step_is_allocated_before_its_first_micro_batch(mon
     monkeypatch.setattr(loop, "run_step", run_step)
     trainer: Any = Trainer.__new__(Trainer)
     trainer.step, trainer.config, trainer.writer = 0, SimpleNamespace(run=SimpleNamespace(steps=1)), Mock()
-    table = SimpleNamespace(length=torch.tensor([30]), loss_tokens=torch.tensor([30]))
-    planned = SimpleNamespace(plan=plan, table=table, step_s=2.5, ended=None)
+    planned = SimpleNamespace(plan=plan, loss_tokens=30, step_s=2.5, ended=None)
     trainer.data = SimpleNamespace(take=lambda: planned, input_reader=lambda planned: None)
     trainer.control = Control(3)
     trainer.groups, trainer.context = SimpleNamespace(hdp_rank=3), SimpleNamespace(offload="offload", pipeline=None)
@@ -334,11 +333,10 @@ class Ahead:
         """There is nothing to read."""
 
     def take(self) -> Any:
-        plan, tokens = by_hand([30], [(0,)], [[[0]]]), torch.tensor([30])
-        table, cursor = SimpleNamespace(length=tokens, loss_tokens=tokens), Cursor()
+        plan, cursor = by_hand([30], [(0,)], [[[0]]]), Cursor()
         ended = "why" if self.asked + 1 == self.steps else None
-        of_plan = {"plan": plan, "balance": 1.0, "step_s": 2.5, "flops": 6e9}
-        return SimpleNamespace(**of_plan, table=table, after=cursor, unusable=self.unusable, ended=ended)
+        of_plan = {"plan": plan, "whole": plan, "loss_tokens": 30, "balance": 1.0, "step_s": 2.5, "flops": 6e9}
+        return SimpleNamespace(**of_plan, table=None, after=cursor, unusable=self.unusable, ended=ended, packed={})
 
 
 def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,10 +25,8 @@ def traced(folder: RunFolder, degrees: list[list[int]]) -> list[int]:
     """Record a step of each of the given degrees; return which step's trace was there after each."""
     trace, found = Trace(folder, Groups(0, Mesh(1), torch.device("cpu"), None, Control(0))), []  # type: ignore[arg-type]
     for step, of_step in enumerate(degrees, 1):
-        starts = np.array([0, 1])
-        plan: Any = SimpleNamespace(
-            degrees=np.array(of_step), to_bytes=lambda: b"", ranks=1, stages=1, micro_start=starts
-        )
+        micros = [[[one for one, degree in enumerate(of_step) if rank < degree]] for rank in range(4)]
+        plan = by_hand([8] * len(of_step), [tuple(range(degree)) for degree in of_step], micros)
         times = StepTimes(0.0, marks=[(0, 0.0, 1.0)])
         trace.record(step, plan, times, checkpoint_due=step % 3 == 0 or step == len(degrees))
         found.append(json.loads(folder.trace.read_text())["step"])

@@ -20,12 +20,11 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import NamedTuple
 
 from engine.control.processes import end_with_parent, is_stopped
 from engine.data.blocks.spool import MARGIN, bytes_of, trim
-from engine.data.parts import Tokens, is_packed, pack_block, part_path
-from engine.data.sources.source import Block
+from engine.data.blocks.work import Cost, Work, pack_and_measure
+from engine.data.parts import Tokens, is_packed
 from engine.errors import BytescaleError
 from engine.safe_path import starting_safely
 
@@ -35,14 +34,6 @@ _ATTEMPTS = 3  # loaders that may die of a block
 # which connects to this process through a socket in TMPDIR, whose path may be too long.
 _CONTEXT: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
 _BUSY_S = 1.0  # until blocks that other processes were packing are tried again: those processes may have died
-
-
-class Work(NamedTuple):
-    """A block to pack into a folder."""
-
-    tokens: Tokens
-    folder: Path
-    block: Block
 
 
 class Loaders:
@@ -61,6 +52,7 @@ class Loaders:
         # Blocks of the next step, of the step that runs, and of validation.
         self._wanted, self._before, self._kept = set[Path](), set[Path](), set[Path]()
         self._died = Counter[Path]()
+        self._costs = dict[str, Cost]()  # by source, since they were taken
         self._closed = False
         self._wakes, self._wake = Pipe(duplex=False)
         self._count, self._start = count, 0.0  # time of a next try to start missing ones
@@ -84,7 +76,7 @@ class Loaders:
         for work in works:
             # By id, because hashing a block, which may name 64 files, takes as long as the look-up that it would save.
             key = work.tokens, work.folder, id(work.block)
-            asked[key] = asked.get(key) or self._asked.get(key) or (part_path(*work), work)
+            asked[key] = asked.get(key) or self._asked.get(key) or (work.part(), work)
         self._asked = asked  # holds the blocks, so that no other one gets the id of one of them
         wanted = list(asked.values())
         with self._changed:
@@ -98,9 +90,9 @@ class Loaders:
 
     def add(self, work: Work) -> None:
         """Pack a block next, before those of the last `ask`, unless several loaders have died of it."""
-        part = part_path(*work)
+        part = work.part()
         with self._changed:
-            if self._closed or self._is_ours(part) or is_packed(part) or self._died[part] >= _ATTEMPTS:
+            if self._closed or self.has(part) or is_packed(part) or self._died[part] >= _ATTEMPTS:
                 return
             self._wanted.add(part)
             self._queue.appendleft((part, work))
@@ -108,7 +100,7 @@ class Loaders:
 
     def keep(self, works: Iterable[Work]) -> None:
         """Never remove the token files of these blocks."""
-        self._kept |= {part_path(*work) for work in works}
+        self._kept |= {work.part() for work in works}
 
     def wait(self, part: Path, seconds: float | None = None) -> bool:
         """Wait while the block of this token file is being packed, here or by another host, or is to be packed.
@@ -120,16 +112,22 @@ class Loaders:
 
         def settled() -> bool:
             none = self._refused and not self._loaders
-            return not self._is_ours(part) or none or self._closed or is_packed(part)
+            return not self.has(part) or none or self._closed or is_packed(part)
 
         with self._changed:
             return self._changed.wait_for(settled, seconds)
 
-    def _is_ours(self, part: Path) -> bool:
+    def has(self, part: Path) -> bool:
         """Return whether a block is being packed, or is to be."""
         return any(part == one for one, _ in (*self._queue, *self._busy)) or any(
             part == loader.part for loader in self._loaders
         )
+
+    def packed(self) -> dict[str, Cost]:
+        """Return what the blocks have cost that loaders packed since the last call, by source."""
+        with self._changed:
+            costs, self._costs = self._costs, {}
+        return costs
 
     def close(self) -> None:
         """Kill all loaders. Blocks that they have not finished are packed again later."""
@@ -184,10 +182,12 @@ class Loaders:
                 elif loader.connection not in ready:
                     continue
                 try:
-                    part, work, settled = loader.end()
+                    part, work, settled, cost = loader.end()
                 except (OSError, EOFError):  # it has died
                     self._remove(loader)
                     continue
+                if cost is not None:
+                    self._costs[work.source] = self._costs.get(work.source, Cost()).plus(cost)
                 if settled:
                     self._room[work.folder] = self._room.get(work.folder, 0) - bytes_of(part)
                 elif part in self._wanted:
@@ -245,13 +245,16 @@ class _Loader:
         with suppress(OSError):  # it has died; `end` will see it
             self.connection.send(work)
 
-    def end(self) -> tuple[Path, Work, bool]:
-        """End a block; return it, and False if another process is packing it. Raises OSError or EOFError if dead."""
-        settled: bool = self.connection.recv()
+    def end(self) -> tuple[Path, Work, bool, Cost | None]:
+        """End a block; return it, and False if another process is packing it, else its cost if this one has packed it.
+
+        Raises OSError or EOFError if dead.
+        """
+        settled, cost = self.connection.recv()
         assert self.part is not None
         assert self.work is not None
         part, work, self.part, self.work = self.part, self.work, None, None
-        return part, work, settled
+        return part, work, settled, cost
 
     def stopped(self) -> bool:
         """Return whether a signal has stopped the process, which would never finish its block."""
@@ -273,7 +276,7 @@ def _pack(connection: Connection) -> None:
     with suppress(OSError, EOFError):
         while True:
             work: Work = connection.recv()
-            settled = True
+            settled, cost = True, None
             with suppress(BytescaleError):  # the caller that needs the block raises the error
-                settled = pack_block(*work, wait=False)
-            connection.send(settled)
+                settled, cost = pack_and_measure(work)
+            connection.send((settled, cost))

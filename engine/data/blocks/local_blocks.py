@@ -8,11 +8,12 @@ from contextlib import suppress
 from functools import lru_cache
 
 from engine.data.blocks.blocks import BlockId, Range, Slice, changed
-from engine.data.blocks.loaders import Loaders, Work
+from engine.data.blocks.loaders import Loaders
 from engine.data.blocks.packed import Packed
 from engine.data.blocks.texts import Texts
+from engine.data.blocks.work import Cost, Work
 from engine.data.cache import ENDINGS
-from engine.data.parts import OTHERS, is_packed, pack_block, read_left_out
+from engine.data.parts import OTHERS, is_packed, read_left_out
 from engine.data.token_facts import hashes_path
 from engine.data.token_file import Numbers, TokenFile
 from engine.errors import DataError, StorageError
@@ -46,9 +47,13 @@ class LocalBlocks:
         if self._loaders is not None:
             self._loaders.close()
 
+    def packed(self) -> dict[str, Cost]:
+        """Return what loaders have packed since the last call, by source."""
+        return {} if self._loaders is None else self._loaders.packed()
+
     def _work(self, block: BlockId) -> Work:
         texts = self._texts[block.source]
-        return Work(texts.tokens, texts.folder, texts.blocks[block.block])
+        return Work(texts.tokens, texts.folder, texts.blocks[block.block], block.source)
 
     def _slice(self, wanted: Range) -> Slice:
         block, texts = BlockId(wanted.source, wanted.block), self._texts[wanted.source]
@@ -79,7 +84,7 @@ class LocalBlocks:
             if not is_packed(part):
                 if self._loaders is not None:
                     self._loaders.wait(part)
-                pack_block(*work)
+                work.pack()
             try:
                 tokens, left_out = TokenFile.open(part), read_left_out(part)
                 packed = Packed(tokens, Numbers(hashes_path(part)), 0, len(tokens), left_out)

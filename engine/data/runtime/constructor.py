@@ -17,7 +17,7 @@ from typing import NamedTuple
 from engine.data.inputs import Reads
 from engine.data.rank_file import RankFile, RankHead, ranges_of, write_rank_file
 from engine.data.steps import SequenceTable
-from engine.planner.plan.step_plan import StepPlan
+from engine.planner.plan.step_plan import RankPlan
 
 _KEPT_STEPS = 2  # the step that runs, and the next; ranks of a host open their files at different times
 
@@ -33,7 +33,7 @@ class RankFiles(NamedTuple):
         """Return the file of an HDP rank."""
         return self.folder / f"{self.name}.{rank}"
 
-    def open(self, names: Sequence[str], table: SequenceTable, plan: StepPlan, rank: int) -> RankFile:
+    def open(self, names: Sequence[str], table: SequenceTable, plan: RankPlan, rank: int) -> RankFile:
         """Map the file of an HDP rank. `names` are those of the sources. Raises StorageError as `RankFile.open`."""
         ranges = ranges_of(names, table, plan, rank)
         return RankFile.open(self.path(rank), RankHead.of(self.name, rank, plan, ranges, self.epoch), names, ranges)
@@ -51,7 +51,7 @@ class Constructor:
         for draft in folder.glob(".*"):  # of a process that was killed
             draft.unlink(missing_ok=True)
 
-    def build(self, name: str, table: SequenceTable, plan: StepPlan) -> RankFiles:
+    def build(self, name: str, table: SequenceTable, plan: RankPlan) -> RankFiles:
         """Write the files of a validation set, or of a step in `build_step`.
 
         All ranges of the host are read in one call. Raises DataError and StorageError as `Reads.read` and
@@ -65,7 +65,7 @@ class Constructor:
             write_rank_file(files.path(rank), head, [next(slices) for _ in ranges])
         return files
 
-    def build_step(self, step: int, table: SequenceTable, plan: StepPlan) -> RankFiles:
+    def build_step(self, step: int, table: SequenceTable, plan: RankPlan) -> RankFiles:
         """Write the files of a step, and remove those of the steps before the last one.
 
         They are not needed: a step is requested when the one before has begun on the first rank of the host, and no

@@ -33,7 +33,6 @@ from engine.data.runtime.runtime import Planned, PlannedSequences
 from engine.data.steps import Cursor
 from engine.data.workers import cores
 from engine.job import Job
-from engine.planner.plan.step_plan import StepPlan
 from engine.run.folder import RunFolder
 
 _MOST_LOADERS = 8  # on each host, if data.loaders is not set
@@ -54,23 +53,25 @@ class NodePlanner:
     @classmethod
     def of(cls, folder: RunFolder, job: Job, others: NodeHosts | None = None) -> NodePlanner:
         """Make it with loaders that pack the blocks of a run; `others` are the hosts with which it shares them."""
-        data = job.config.data
+        data, made = job.config.data, list[LocalBlocks]()
 
         def make_blocks(texts: Mapping[str, Texts]) -> Blocks:
             local = LocalBlocks(texts, Loaders(loader_count(data), data.spool) if texts else None)
+            made.append(local)
             return local if others is None else PeerBlocks(texts, local, others.hosts, read_placed(folder.blocks))
 
         sources, constructor = open_run(folder, job.config, make_blocks), None
         if others is not None:
             constructor = Constructor(Reader(sources.corpora, job.config.model.vocab), others.files, others.ranks)
-        return cls(StepPlanner(sources, job), constructor)
+        return cls(StepPlanner(sources, job, made[0].packed), constructor)
 
     def step(self, cursor: Cursor) -> tuple[Sent, RankFiles | None]:
         """Plan the step at a cursor, and write its rank files."""
         sent = self.planner.step(cursor)
         if self._constructor is None:
             return sent, None
-        return sent, self._constructor.build_step(cursor.step, sent[0], StepPlan.from_bytes(sent[1]))
+        planned = received_step(sent)
+        return sent, self._constructor.build_step(cursor.step, planned.table, planned.plan)
 
     def validation(self, order: int) -> tuple[SentSets, dict[str, RankFiles] | None]:
         """Plan the validation set of each source, as `Steps.validation` does, and write its rank files."""
@@ -78,8 +79,8 @@ class NodePlanner:
         if self._constructor is None:
             return sent, None
         files = dict[str, RankFiles]()
-        for number, (name, (table, plan)) in enumerate(sent.items()):
-            files[name] = self._constructor.build(f"validation-{number}", table, StepPlan.from_bytes(plan))
+        for number, (name, planned) in enumerate(received_sets(sent).items()):
+            files[name] = self._constructor.build(f"validation-{number}", planned.table, planned.plan)
         return sent, files
 
     def close(self) -> None:

@@ -16,23 +16,32 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.data.blocks.work import Cost
 from engine.data.inputs import RankInputs
 from engine.data.quarantine import Unusable
 from engine.data.runtime.constructor import RankFiles
 from engine.data.steps import Cursor, SequenceTable
-from engine.planner.plan.step_plan import MicroBatch, StepPlan
+from engine.planner.plan.step_plan import MicroBatch, RankPlan, StepPlan
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedSequences:
     """Some sequences, and the plan that runs them: a step, or a validation set.
 
+    A rank may have a cut of both for the ranks of its host; the host of rank 0, which writes the ledger, has the whole.
     `files` are those with the tokens of the ranks of this host; None if ranks read blocks themselves.
     """
 
-    table: SequenceTable
-    plan: StepPlan
+    table: SequenceTable  # in a cut, of its sequences
+    plan: RankPlan
+    loss_tokens: int  # labels that are not ignored, of all sequences
     files: RankFiles | None = field(default=None, kw_only=True)
+
+    @property
+    def whole(self) -> StepPlan:
+        """The plan of all ranks, on the host of rank 0."""
+        assert isinstance(self.plan, StepPlan), "this host has a cut"
+        return self.plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +50,7 @@ class Planned(PlannedSequences):
 
     `step_s` is the simulated time of the step, in seconds on the planned hardware; `flops` are its model FLOPs.
     `unusable` are documents left out of blocks first opened for this step; after a resume some may be listed already.
+    `packed` is what loaders of this host have packed since the last step, by source.
     `ended` is the reason if there is no step after this one, as in `Steps.ended`.
     """
 
@@ -50,6 +60,7 @@ class Planned(PlannedSequences):
     after: Cursor
     unusable: list[Unusable]
     ended: str | None
+    packed: dict[str, Cost]
 
 
 class DataRuntime(Protocol):

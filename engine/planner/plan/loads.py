@@ -15,7 +15,7 @@ from engine.cost.flops import WHOLE
 from engine.cost.model import Costs
 from engine.cost.times import Rates, pairs_upto, rounds_per_call
 from engine.planner.plan.schedule import call_of_round, call_start, chunk_start
-from engine.planner.plan.step_plan import StepPlan
+from engine.planner.plan.step_plan import RankPlan, StepPlan
 from engine.units import Bools, Floats, Ints
 
 
@@ -35,9 +35,9 @@ def carried_tokens(plan: StepPlan) -> Ints:
     return tokens if plan.sequences == plan.slices else _carried(tokens, plan.before, plan.ring_start)
 
 
-def unsplit_share(plan: StepPlan) -> float:
+def unsplit_share(plan: RankPlan) -> float:
     """Return the share of the tokens of the step that are in sequences on one rank."""
-    return float(plan.lengths[plan.degrees == 1].sum() / plan.lengths.sum())
+    return plan.unsplit_tokens / plan.tokens
 
 
 def micro_tokens(plan: StepPlan) -> Ints:

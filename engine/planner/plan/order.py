@@ -43,7 +43,7 @@ import numpy as np
 from engine.compiled import njit, njit_in_place
 from engine.errors import PlanError
 from engine.planner.plan.rows import grouped
-from engine.planner.plan.step_plan import StepPlan
+from engine.planner.plan.step_plan import RankPlan, StepPlan
 from engine.units import Bools, Ints
 
 
@@ -74,9 +74,9 @@ def one_f_one_b(micro_batches: int, stages: int) -> Ints:
     return np.argsort(instant.ravel(), kind="stable").astype(np.int64)
 
 
-def actions(plan: StepPlan, rank: int, stage: int = 0, *, backward: bool = True) -> list[Action]:
+def actions(plan: RankPlan, rank: int, stage: int = 0, *, backward: bool = True) -> list[Action]:
     """Return what the device of one stage of a rank does, in order. Without `backward`, forward passes only."""
-    count, stages = int(plan.micro_start[rank + 1] - plan.micro_start[rank]), plan.stages
+    count, stages = plan.count(rank), plan.stages
     if plan.mode != "pipeline":
         ways = (True, False) if backward else (True,)
         return [Action("run", Pass(place, way)) for place in range(count) for way in ways]

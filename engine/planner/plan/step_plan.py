@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -72,6 +72,42 @@ class MicroBatch:
     offload: float = 0.0  # offload ratio: fraction of the saved activations that is moved to the host
 
 
+class RankPlan(Protocol):
+    """What a rank reads of the plan of a step: it has a StepPlan, or a cut of one (cut.py), and need not know which.
+
+    All figures are those of the whole plan. The fields are as in StepPlan.
+    """
+
+    @property
+    def mode(self) -> str: ...
+    @property
+    def stages(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def passes(self) -> Ints: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def unsplit_tokens(self) -> int: ...
+    @property
+    def max_degree(self) -> int: ...
+
+    def micro_batch(self, index: int) -> MicroBatch:
+        """Return micro-batch `index`, counted over all ranks. A cut has those of its ranks only."""
+        ...
+
+    def of_rank(self, rank: int) -> Iterator[MicroBatch]:
+        """Yield the micro-batches of a rank in the order in which it runs them."""
+        ...
+
+    def count(self, rank: int) -> int:
+        """Return the number of micro-batches of a rank."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class StepPlan:
     """One step as arrays in compressed rows (rows.py), so that a plan is one buffer to broadcast and to hash.
@@ -109,6 +145,21 @@ class StepPlan:
     def slices(self) -> int:
         """The number of slices S."""
         return len(self.lengths)
+
+    @cached_property
+    def tokens(self) -> int:
+        """The tokens of all sequences."""
+        return int(self.lengths.sum())
+
+    @cached_property
+    def unsplit_tokens(self) -> int:
+        """The tokens of the sequences on one rank."""
+        return int(self.lengths[self.degrees == 1].sum())
+
+    @cached_property
+    def max_degree(self) -> int:
+        """The largest ring degree."""
+        return int(self.degrees.max())
 
     @cached_property
     def sequences(self) -> int:
@@ -210,6 +261,10 @@ class StepPlan:
         """Yield the micro-batches of a rank in the order in which it runs them."""
         for index in range(int(self.micro_start[rank]), int(self.micro_start[rank + 1])):
             yield self.micro_batch(index)
+
+    def count(self, rank: int) -> int:
+        """Return the number of micro-batches of a rank."""
+        return int(self.micro_start[rank + 1] - self.micro_start[rank])
 
     def arrays(self) -> dict[str, Ints]:
         """Return the arrays by name, in the order in which `to_bytes` writes them."""

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from engine.data.blocks.loaders import Loaders, Work
+from engine.data.blocks.loaders import Loaders
+from engine.data.blocks.work import Work
 from engine.data.parts import Tokens, pack_block, part_path
 from engine.data.token_file import TokenFile
 from engine.data.tokenizers.load import open_tokenizer

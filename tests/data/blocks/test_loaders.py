@@ -18,8 +18,10 @@ import pytest
 
 from engine.config import schema
 from engine.data.blocks import loaders as module
-from engine.data.blocks.loaders import Loaders, Work
+from engine.data.blocks import work
+from engine.data.blocks.loaders import Loaders
 from engine.data.blocks.spool import trim
+from engine.data.blocks.work import Work
 from engine.data.parts import Tokens, is_packed, pack_block, part_path
 from engine.errors import DataError
 from tests.data.blocks.loading import TEXTS, TOKENS, aged, ask, contents, encode, packer, running, sizes, wait_until
@@ -76,7 +78,7 @@ def test_the_files_of_a_block_are_looked_up_when_it_is_new(
         looked_up.append(block)
         return part_path(tokens, folder, block)
 
-    monkeypatch.setattr(module, "part_path", path_of)
+    monkeypatch.setattr(work, "part_path", path_of)
     with running(1) as loaders:
         for first, last in ((0, 3), (0, 3), (1, 5), (2, 6), (0, 2)):
             asked = [Work(TOKENS, cache, block) for block in blocks[first:last]]
@@ -336,7 +338,8 @@ def test_no_loader_is_left_after_the_end(blocks: list[Noted], cache: Path) -> No
 OWNER = """
 import sys, time
 from pathlib import Path
-from engine.data.blocks.loaders import Loaders, Work
+from engine.data.blocks.loaders import Loaders
+from engine.data.blocks.work import Work
 from engine.data.parts import Tokens
 from tests.data.blocks.loading import TEXTS, TOKENS, aged, ask, contents, encode, packer, running, sizes, wait_until
 from tests.data.noted import Noted

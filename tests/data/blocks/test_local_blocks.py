@@ -15,6 +15,7 @@ import pytest
 
 from engine.config import schema
 from engine.data.blocks import local_blocks as module
+from engine.data.blocks import work
 from engine.data.blocks.loaders import Loaders
 from engine.data.blocks.spool import trim
 from engine.data.cache import ENDINGS
@@ -172,7 +173,7 @@ def test_a_block_that_is_removed_again_and_again_is_an_error(
         pack_block(*given)
         trim(found.texts.folder, -1, set())
 
-    monkeypatch.setattr(module, "pack_block", pack_and_trim)
+    monkeypatch.setattr(work, "pack_block", pack_and_trim)
     with pytest.raises(StorageError, match="was removed 5 times by other runs") as caught:
         found.lengths(0)
     assert str(found.texts.folder) in str(caught.value.problems[0].key) and starts(noted[0]) == 5

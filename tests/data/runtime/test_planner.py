@@ -13,11 +13,14 @@ from engine.data.blocks.blocks import BlockId, Range, Slice
 from engine.data.blocks.local_blocks import LocalBlocks
 from engine.data.blocks.served import SentLengths, Served, received_lengths
 from engine.data.blocks.texts import Texts
+from engine.data.ledger import Ledger
 from engine.data.opening import MakeBlocks, list_blocks, open_sources
 from engine.data.order import ORDER
+from engine.data.rank_file import ranges_of
 from engine.data.runtime.planner import StepPlanner, received_sets, received_step
 from engine.data.steps import Cursor
 from engine.job import Job
+from engine.planner.plan.step_plan import StepPlan
 from tests.data.memory import same
 from tests.data.runtime.mixed import mixed_config
 
@@ -74,6 +77,38 @@ def test_steps_that_are_planned_from_sent_lengths_are_those_of_local_blocks(conf
         cursor, unusable = one.after, unusable + len(one.unusable)
         masked += int(np.count_nonzero(one.table.loss_tokens < one.table.length))
     assert unusable >= 16 and masked > STEPS
+
+
+def test_hosts_get_the_documents_of_their_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all figures of the step. The first one has the whole plan, with the rows of the ledger."""
+    config, names = mixed_config(tmp_path, monkeypatch, "cluster.ranks_per_node=6"), ["texts", "rows", "packed"]
+    planner, hosts = planner_of(config, LocalBlocks), [[0, 1], [2, 3, 4], [5]]
+    step = received_step(planner.step(Cursor()))
+    sent = [received_step(one) for one in planner.step_of_hosts(Cursor(), hosts)]
+    sets = received_sets(planner.validation(ORDER))
+    sent_sets = [received_sets(one) for one in planner.validation_of_hosts(ORDER, hosts)]
+    assert all(each.keys() == sets.keys() == {*names} for each in sent_sets)
+    for whole, cuts in [(step, sent), *((one, [each[name] for each in sent_sets]) for name, one in sets.items())]:
+        assert (whole.loss_tokens, whole.plan.tokens) == (whole.table.loss_tokens.sum(), whole.table.length.sum())
+        assert [isinstance(one.plan, StepPlan) for one in cuts] == [True, False, False]
+        for ranks, one in zip(hosts, cuts, strict=True):
+            assert (one.plan.digest, one.loss_tokens) == (whole.plan.digest, whole.loss_tokens)
+            for rank in ranks:
+                assert ranges_of(names, one.table, one.plan, rank) == ranges_of(names, whole.table, whole.plan, rank)
+                rows = [
+                    (plan.table.length[shard.sequence], plan.table.loss_tokens[shard.sequence])
+                    for plan in (one, whole)
+                    for micro in plan.plan.of_rank(rank)
+                    for shard in micro.shards
+                ]
+                assert rows[: len(rows) // 2] == rows[len(rows) // 2 :]
+    assert step.loss_tokens < step.plan.tokens
+    for one in sent:
+        assert (one.after, one.balance, one.step_s, one.flops) == (step.after, step.balance, step.step_s, step.flops)
+    for name, planned in {"all": step, "first": sent[0]}.items():
+        Ledger(tmp_path / name, names).record(1, planned.table, planned.whole)
+    for file in (tmp_path / "all").iterdir():
+        assert file.read_bytes() == (tmp_path / "first" / file.name).read_bytes()
 
 
 def test_a_planner_asks_for_blocks_of_texts_alone(config: Config) -> None:
