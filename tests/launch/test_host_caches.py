@@ -81,13 +81,13 @@ def test_hosts_with_a_cache_each_train_as_one_host_does(root: Path, hosts: Hosts
     command = [*ONE_THREAD, "train", *settings(root, "shared", "cache"), "--hostfile", str(hostfile)]
     process = hosts.start(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
-        wait(lambda: has_trained(out, 2), 200, lambda: process.poll())
+        wait(lambda: has_trained(out, 2), 400, process.poll)
         assert listening(hosts.processes(clients=False)) == set(hosts.addresses)
         before = [packed(hosts, number) for number in range(2)]
         assert before[0] and not before[1], "the launcher has packed all of so few documents, and gives them away"
         (victim,) = planning(hosts, 0)
         victim.send_signal(signal.SIGKILL)
-        wait(lambda: has_trained(out, 5), 100)
+        wait(lambda: has_trained(out, 5), 200, process.poll)
         for stopped in planning(hosts, 1):
             stopped.send_signal(signal.SIGSTOP)
         _, said = process.communicate(timeout=240)
