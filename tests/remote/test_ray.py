@@ -94,6 +94,7 @@ def test_fifty_steps_are_those_of_the_local_runtime(rig: Rig) -> None:
         ["planner=balanced"],
         ["planner=naive"],
         ["planner=static"],
+        ["planner=adaptive", "parallel.tp=2", "parallel.pp=2", "model.layers=4", "capacity=2048"],
     ],
 )
 def test_steps_of_all_planners_and_of_a_mesh(mesh: list[str], folder: Path) -> None:
