@@ -120,7 +120,9 @@ def njit_in_place(function: _Function) -> _Function:
     """The `njit` of functions that allocate no array: it leaves out reference counts.
 
     These are atomic, and functions that pass many arrays on to each other spend most of their time on them. numba
-    refuses to compile such a function if it does allocate an array.
+    refuses to compile such a function if it does allocate an array. It may call other compiled functions, but none of
+    numpy, nor a method of an array: numba compiles those with the options of their first caller in the process. So
+    `values.max()` compiles here if a function of `njit` was compiled before, and fails if that came from the cache.
     """
     options: dict[str, Any] = {"_nrt": False}
     compiled: _Function = numba.njit(cache=True, **options)(function)

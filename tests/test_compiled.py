@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import os
 import stat
 import subprocess
@@ -45,6 +46,18 @@ def test_code_of_other_types_that_is_saved_at_once_has_a_file_of_its_own(
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda cache, types: cache.save(types, types), caches, "abc"))
     assert [caches[0].load(types) for types in "abc"] == ["a", "b", "c"]
+
+
+def test_functions_in_place_call_none_of_numpy() -> None:
+    """Else whether they compile depends on what the process has compiled before, and what it found in the cache."""
+    found = list[str]()
+    for path in sorted(compiled._ENGINE.rglob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef) and "njit_in_place" in map(ast.unparse, function.decorator_list):
+                calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+                called = (ast.unparse(node.func) for node in calls if isinstance(node.func, ast.Attribute))
+                found += (f"{path.name}: {function.name}: {name}" for name in called)
+    assert not found
 
 
 SOURCES = ("cost/times.py", "planner/plan/emit.py", *compiled._MODULES)

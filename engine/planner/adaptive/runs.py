@@ -96,9 +96,28 @@ def join(sky: Sky, ranks: Ranks, a: int, near: float) -> tuple[int, int]:
 
 
 @njit_in_place
+def highest(values: Floats | Ints) -> float:
+    """Largest of some values. `values.max()` would allocate, in numba's terms (`njit_in_place`)."""
+    found = values[0]
+    for at in range(1, len(values)):
+        found = max(found, values[at])
+    return found
+
+
+@njit_in_place
+def lowest(values: Floats | Ints) -> int:
+    """Index of the first smallest of some values."""
+    found = 0
+    for at in range(1, len(values)):
+        if values[at] < values[found]:
+            found = at
+    return found
+
+
+@njit_in_place
 def unite(sky: Sky, first: int, last: int) -> None:
     """Make ranks first .. last - 1 one run, as high as the highest of them."""
-    sky.height[first:last] = sky.height[first:last].max()
+    sky.height[first:last] = highest(sky.height[first:last])
     sky.width[first:last] = 0
     _mark(sky, first, last - first)
 

@@ -32,7 +32,9 @@ from engine.planner.adaptive.runs import (
     Sky,
     empty_sky,
     find_runs,
+    highest,
     join,
+    lowest,
     pop,
     push,
     put,
@@ -92,8 +94,8 @@ def _place_rings(
 ) -> int:
     """`place_rings`, on an empty skyline over `height`."""
     find_runs(sky, ranks)
-    best, small, slowest = _best_rank(ranks), int(np.argmin(ranks.holds)), ranks.slow.max()
-    alike = ranks.slow.min() == slowest and ranks.holds.max() == ranks.holds[small]
+    best, small, slowest = _best_rank(ranks), lowest(ranks.holds), highest(ranks.slow)
+    alike = ranks.slow[lowest(ranks.slow)] == slowest and highest(ranks.holds) == ranks.holds[small]
     wide = 1
     for at in range(len(lengths)):
         tokens = float(lengths[at])
@@ -111,8 +113,8 @@ def _place_rings(
             # No run is wide enough, or other ranks could be faster: try neighbours of any height, speed and capacity.
             over = _degree(rates, tokens, gain[at], small, slowest, ranks, rule.limit, wide)
             first = _lowest_window(height, over)
-            begin = height[first : first + over].max()
-            end = begin + _ring_time(rates, tokens, over, ranks) * ranks.slow[first : first + over].max()
+            begin = highest(height[first : first + over])
+            end = begin + _ring_time(rates, tokens, over, ranks) * highest(ranks.slow[first : first + over])
             on_run = run >= 0 and stop <= end
         if on_run:
             rings.first[at], rings.degree[at], rings.start[at] = _on_run(
@@ -249,11 +251,11 @@ def _aligned(a: int, need: int, node: int) -> int:
 @njit_in_place
 def _lowest_window(height: Floats, width: int) -> int:
     """First rank of the `width` neighbouring ranks that are all free the earliest."""
-    best, lowest = 0, np.inf
+    best, least = 0, np.inf
     for a in range(len(height) - width + 1):
-        top = height[a : a + width].max()
-        if top < lowest:
-            best, lowest = a, top
+        top = highest(height[a : a + width])
+        if top < least:
+            best, least = a, top
     return best
 
 
