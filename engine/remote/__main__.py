@@ -7,16 +7,16 @@ Its standard input has one line, a `Plane`, and stays open as long as the agent 
 
 from __future__ import annotations
 
-import json
 import logging
 import select
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 from engine.config.load import read_resolved
+from engine.data.runtime.events import EventLog
 from engine.errors import BytescaleError
-from engine.files import append
 from engine.remote.cluster import RayBoard, RayFleet, connect
 from engine.remote.plane import Plane, namespace
 from engine.remote.roles import RunRoles
@@ -34,13 +34,11 @@ def supervise(plane: Plane) -> None:
     """
     folder, space = RunFolder(Path(plane.folder)), namespace(plane.folder)
     ray = read_resolved(folder.resolved).data.ray
-    folder.plane_events.parent.mkdir(exist_ok=True)
     connect(space)
-    with append(folder.plane_events) as file:
+    with closing(EventLog(folder)) as log:
 
         def note(event: Event) -> None:
-            file.write(json.dumps({"time": time.time(), **event._asdict()}).encode() + b"\n")
-            file.flush()
+            log.note(**event._asdict())
 
         fleet = RayFleet(space, RunRoles(plane))
         supervisor = Supervisor(len(plane.hosts), ray.standbys, ray.deadline, RayBoard(space), fleet, note)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
+from engine.data.runtime.events import read_events
 from engine.data.steps import Cursor
 from engine.job import Job
 from engine.remote.view import View
@@ -74,7 +74,7 @@ class Rig:
         return bad
 
     def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.folder.plane_events.read_text().splitlines()]
+        return read_events(self.folder)
 
     def state(self, role: str) -> dict[str, int]:
         found: dict[str, int] = self.trio.ask(state, role)
