@@ -17,7 +17,7 @@ from engine.remote.plane import TOKEN, TOKEN_PATH
 
 SHARED = Path("/dev/shm")
 _CONNECT_S = 5.0
-_INSTALL = 'pip install "bytescale[ray]"'
+_INSTALL = "pip install ray"
 
 
 def version() -> str | None:

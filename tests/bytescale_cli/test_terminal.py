@@ -52,6 +52,7 @@ TABLES = {
         "config help recipe",
         "config help data",
     ],
+    "data_plan": ["data plan {documents}", "data plan {sources}"],
     "data_trace": ["data trace {run} --step 1"],
     "doctor": ["doctor run.out={folder}/new"],
     "estimate_memory": ["estimate-memory recipe=llama70b-2m-paper --fit --table"],

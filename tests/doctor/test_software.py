@@ -74,5 +74,5 @@ def test_ray_is_looked_at_if_the_config_uses_it(monkeypatch: pytest.MonkeyPatch)
     assert software.ray(used, 1).state == "ok"
     monkeypatch.setattr("engine.remote.checks.version", lambda: None)
     missing = software.ray(used, 1)
-    assert missing.state == "failed" and 'pip install "bytescale[ray]"' in str(missing.hint)
+    assert missing.state == "failed" and "pip install ray" in str(missing.hint)
     assert "ray" in Software.here(*software.extras(used)).packages and "ray" not in Software.here().packages

@@ -183,7 +183,7 @@ def test_a_host_that_cannot_be_a_node_says_so_at_once(
     problem = end.cause.problem
     said = f"{problem.key} {problem.message} {problem.hint}"
     names = {
-        "missing": 'pip install "bytescale[ray]"',
+        "missing": "pip install ray",
         "version": "2.61.0",
         "shared": "/dev/shm",
         "address": address,
