@@ -26,7 +26,7 @@ from engine.errors import BytescaleError, ExitCode, PreflightError
 from engine.readers import parse_line
 from engine.run.cause import Cause
 
-PROTOCOL = 5  # raised whenever a message changes
+PROTOCOL = 6  # raised whenever a message changes
 _SHOWN = 40  # characters of a kind
 
 Place = tuple[int, str, int]  # step, phase, and part of the phase: the number of the pass on this rank
@@ -64,6 +64,7 @@ class RayNode:
     memory: int  # bytes of Ray on this node
     address: str | None  # HOST:PORT of a cluster that runs already; None: the first node starts a head
     hosts: Sequence[Sequence[int]]  # the HDP ranks of each node; empty except for the first node
+    start: str  # a word that is another one for each start of the ranks
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from engine.errors import PreflightError, Problem
 from engine.remote.actor import Actor, Roles
 from engine.remote.caller import Answer, Caller
 from engine.remote.checks import address_problem
-from engine.remote.plane import ADDRESS, NODE_ADDRESS, host_resource
+from engine.remote.plane import ADDRESS, NODE_ADDRESS, host_resource, of_same_run
 from engine.remote.supervisor import Beat
 from engine.remote.view import Member, Process, View
 from engine.selection import first_line
@@ -161,7 +161,13 @@ class RayFleet:
         self._namespace, self._roles, self._handles = namespace, roles, dict[str, Any]()
 
     def find(self) -> Mapping[str, int]:
-        named = [one["name"] for one in list_named_actors(all_namespaces=True) if one["namespace"] == self._namespace]
+        named = list[str]()
+        for one in list_named_actors(all_namespaces=True):
+            if one["namespace"] == self._namespace:
+                named.append(one["name"])
+            elif of_same_run(one["namespace"], self._namespace):  # of an earlier start, whose supervisor was killed
+                with suppress(ValueError, ray.exceptions.RayError):
+                    ray.kill(ray.get_actor(one["name"], namespace=one["namespace"]))
         for name in named:
             with suppress(ValueError):  # it ends just now
                 self._handles[name] = ray.get_actor(name, namespace=self._namespace)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from engine.readers import parse_line
 # Ray's own variables. Processes that connect get them from the agent of their node.
 ADDRESS, AUTH_MODE, TOKEN_PATH, TOKEN = "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN"
 NODE_ADDRESS = "BYTESCALE_RAY_NODE"  # the address of this node, `_node_ip_address` of ray.init
+START = "BYTESCALE_RAY_START"  # a word that is another one for each start of a run
 
 
 @dataclass(frozen=True)
@@ -38,5 +40,13 @@ def host_resource(number: int) -> str:
 
 
 def namespace(folder: Path | str) -> str:
-    """Return the Ray namespace of the actors of a run: runs may share a cluster."""
-    return f"bytescale-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"
+    """Return the Ray namespace of the actors of this start of a run: runs may share a cluster, and so may starts.
+
+    Actors of an earlier start, which may have had other settings and hosts, have another one.
+    """
+    return f"bytescale-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}-{os.environ[START]}"
+
+
+def of_same_run(one: str, other: str) -> bool:
+    """Return whether two namespaces are those of starts of the same run."""
+    return one.rpartition("-")[0] == other.rpartition("-")[0]

@@ -17,7 +17,7 @@ from engine.errors import ExitCode, Problem
 from engine.run.cause import Cause
 
 WORK = Work("/run", [], {"A": "b"}, gpus=True, alone=False, peer="beta")
-RAY = RayNode(0, "2.60.0", 1 << 32, None, [[0, 1], [2]])
+RAY = RayNode(0, "2.60.0", 1 << 32, None, [[0, 1], [2]], "1")
 BEAT = Beat((3, "forward", 2), 1.5, False, None, 7, 2.5, (2, 2.5, 2.25))
 CAUSE = Cause(ExitCode.DATA, Problem("gone", "data.path", "look"), time=1.5, whole=True)
 # One at least of each kind.
@@ -68,7 +68,7 @@ def test_the_version_is_raised_when_a_message_changes() -> None:
     kinds = [*Message.__subclasses__(), Work, RayNode, Tree]
     names = {kind.__name__: [field.name for field in fields(kind)] for kind in kinds}  # type: ignore[arg-type]
     digest = blake2b(json.dumps({**names, "Beat": Beat._fields}, sort_keys=True).encode(), digest_size=4).hexdigest()
-    assert (protocol.PROTOCOL, digest) == (5, "e38b6a6b")
+    assert (protocol.PROTOCOL, digest) == (6, "bdf7ee67")
 
 
 def test_a_program_and_a_parent_arrive() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.remote.node import NodeRay, token_of
+from engine.remote.plane import START
 from tests.remote.rays import said
 
 _MEMORY = 400 << 20
@@ -28,6 +29,7 @@ def running(folder: Path) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in head.environment.items():
                 patch.setenv(name, value)
+            patch.setenv(START, "1")
             yield
     finally:
         for node in reversed(nodes):

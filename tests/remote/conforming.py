@@ -29,7 +29,7 @@ from engine.remote.roles import Packer
 from engine.remote.supervisor import Fleet, Supervisor
 from engine.remote.view import PLANNER
 
-SPACE, HOSTS, LOADERS = "conforming", ("host-0", "host-1"), 2
+SPACE, HOSTS, LOADERS = "bytescale-conforming-1", ("host-0", "host-1"), 2
 
 
 class TestHost(Packer):
@@ -112,6 +112,21 @@ class OverRay:
         os.kill(old.process.pid, signal.SIGKILL)
         self._supervisor.fleet, self._supervisor.deadline_s = fleet, deadline
         return old.epoch, self._supervisor.view.members["host-0"].epoch, self._caller.refused
+
+    def later(self) -> tuple[bool, bool]:
+        """Let a later start look for actors; return whether it finds an actor of this one, and whether that lives."""
+        from engine.remote.cluster import RayFleet
+
+        fleet, roles = self._supervisor.fleet, TestRoles()
+        earlier = RayFleet("bytescale-others-1", roles)
+        actor = earlier.start(0)
+        earlier.beat(actor).result(60)
+        finds = actor in RayFleet("bytescale-others-2", roles).find()
+        assert fleet.find(), "those of other runs live"
+        last = time.monotonic() + 10
+        while (beat := earlier.beat(actor)).exception(10) is None and time.monotonic() < last:
+            time.sleep(0.1)
+        return finds, beat.exception() is None
 
     def close(self) -> None:
         self._ended = True

@@ -66,6 +66,14 @@ def test_a_late_answer_is_refused(over_ray: PlanningProcess) -> None:
     assert new > old and refused == 1
 
 
+def test_a_later_start_ends_the_actors_of_an_earlier_one(over_ray: PlanningProcess) -> None:
+    """In a cluster that stays they may be left; they have the settings and the hosts of their own start."""
+    over_ray.ask(OverRay.later)
+    done, found = over_ray.answer()
+    assert done, found
+    assert found == (False, False)
+
+
 def test_validation_sets_are_those_of_the_local_runtime(rig: Rig) -> None:
     expected = rig.reference.steps.validation(ORDER)
     found = rig.trio.validation(ORDER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -81,7 +82,7 @@ def node_commands(
     program = [sys.executable, "-m", *(module or ("engine.trainer", *folders))]
     shared = _of_all_ranks(cluster.ranks, config)
     users, commands, first = forwarded(os.environ, cluster).variables, [], 0
-    agent = (sys.executable, "-m", "engine.launch.agents.agent")
+    agent, start = (sys.executable, "-m", "engine.launch.agents.agent"), secrets.token_hex(8)
     for number, node in enumerate(cluster.nodes[:limit]):
         here = is_local(node.host)
         work = Work(
@@ -92,7 +93,7 @@ def node_commands(
             alone=alone,
             # From the first host, the route to the second has the interface that others reach.
             peer=joined_at or (None if alone or len(addresses) == 1 else addresses[0 if number else 1]),
-            ray=_ray(job, number) if config.data.runtime == "ray" else None,
+            ray=_ray(job, number, start) if config.data.runtime == "ray" else None,
         )
         first += node.devices
         if here or joined_at:
@@ -104,13 +105,13 @@ def node_commands(
     return commands
 
 
-def _ray(job: Job, number: int) -> RayNode:
+def _ray(job: Job, number: int, start: str) -> RayNode:
     """Return what the agent of a node must know of Ray."""
     ray, hosts, first = job.config.data.ray, list[list[int]](), 0
     for node in job.cluster.nodes if number == 0 else ():
         hosts.append(sorted({job.mesh.place(rank).hdp for rank in range(first, first + node.devices)}))
         first += node.devices
-    return RayNode(number, version() or "", ray.memory, ray.address, hosts)
+    return RayNode(number, version() or "", ray.memory, ray.address, hosts, start)
 
 
 def _of_all_ranks(ranks: int, config: Config) -> dict[str, str]:

@@ -27,7 +27,7 @@ from engine.errors import ExitCode, PreflightError, Problem
 from engine.files import append
 from engine.remote import checks
 from engine.remote.node import NodeRay, environment_of, object_store, token_of
-from engine.remote.plane import Plane
+from engine.remote.plane import START, Plane
 from engine.run.cause import Cause
 from engine.run.folder import RunFolder
 
@@ -81,6 +81,7 @@ class DataPlane:
             else:
                 self._node = NodeRay.join(head, address, ray.number, ray.memory, token, log, variables)
             self.address, self.environment = self._node.address, self._node.environment
+        self.environment = {**self.environment, START: ray.start}
         self._variables = {**environment, **self.environment}
         if self._node is None:
             self._supervise()

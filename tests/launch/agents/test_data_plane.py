@@ -52,7 +52,7 @@ from tests.launch.agents.nodes import AGENT, NodeCommand, work
 folder = RunFolder(Path(sys.argv[1]))
 rank = "import os, time; print(*(os.environ[n] for n in sys.argv[1:]), flush=True); time.sleep(600)"
 rank = "import sys; sys.argv = [0, 'RAY_ADDRESS', 'RAY_AUTH_TOKEN_PATH', 'BYTESCALE_RAY_NODE']; " + rank
-rays = [RayNode(n, version(), 400 << 20, None, [] if n else [[0], [1]]) for n in range(2)]
+rays = [RayNode(n, version(), 400 << 20, None, [] if n else [[0], [1]], "1") for n in range(2)]
 commands = [
     NodeCommand("localhost", AGENT, {}, work(folder, rank, first=ray.number, ray=ray)) for ray in rays
 ]
@@ -160,7 +160,7 @@ def start(folder: RunFolder, ray: RayNode, variables: dict[str, str]) -> list[En
 
 
 def ray_node(address: str | None = None, version: str | None = None) -> RayNode:
-    return RayNode(0, version or checks.version() or "2.60.0", MEMORY, address, [[0]])
+    return RayNode(0, version or checks.version() or "2.60.0", MEMORY, address, [[0]], "1")
 
 
 @pytest.mark.parametrize("case", ["missing", "version", "shared", "address", "token"])
