@@ -66,6 +66,7 @@ class Event(NamedTuple):
     epoch: int  # of the role; 0 without one
     why: str  # how the actor ended; for the first actors of a run start, for those that a supervisor finds restart
     seconds: float  # since the last beat of the actor that was lost was asked for
+    pid: int  # of the actor on its host; 0: it has not answered yet
 
 
 class SupersededError(BytescaleError):
@@ -168,7 +169,7 @@ class Supervisor:
     def _lose(self, actor: _Actor, why: str, now: float) -> None:
         """Take an actor that is dead off the list. One with a role is killed when another has it."""
         del self._actors[actor.name]
-        self.happened(Event("lost", actor.role or "standby", actor.host, actor.epoch, why, now - actor.asked))
+        self._note("lost", actor, why, now - actor.asked)
         if actor.role is not None and actor.taking is None:
             self._vacant[actor.role] = _Vacant(why, actor.asked, actor)
             return
@@ -222,9 +223,13 @@ class Supervisor:
             self.view = replace(self.view, version=self.view.version + 1)
             if not self.board.publish(self.view):
                 raise SupersededError("another supervisor is at work")
-        self.happened(Event("taken", role, actor.host, actor.epoch, vacant.why, now - vacant.since))
+        self._note("taken", actor, vacant.why, now - vacant.since)
         if vacant.old is not None:
             self._kill(vacant.old)
+
+    def _note(self, what: str, actor: _Actor, why: str, seconds: float) -> None:
+        pid = actor.process.pid if actor.process else 0
+        self.happened(Event(what, actor.role or "standby", actor.host, actor.epoch, why, seconds, pid))
 
     def _kill(self, actor: _Actor) -> None:
         helpers = [one.name for one in self._actors.values() if one.host == actor.host and one.warm]

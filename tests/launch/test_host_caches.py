@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 from engine.config.load import load
 from engine.data.cache import IDENTITY
 from engine.launch.run import train
+from tests.launch.cached import STEPS, documents, ledger, packed, settings, validated
 from tests.launch.hosts import Hosts, why_not
 from tests.launch.ports import listening
 from tests.launch.small_run import ONE_THREAD, has_trained, losses, wait
@@ -21,23 +21,12 @@ from tests.trainer.worlds import in_worlds
 
 pytestmark = pytest.mark.world
 
-STEPS = 12
 MESH = ["parallel.tp=2", "parallel.pp=2"]
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two sources: texts in several blocks, and rows of token ids with masks, as chats have them."""
-    root = tmp_path_factory.mktemp("run")
-    (root / "texts").mkdir()
-    for number in range(150):
-        (root / "texts" / f"{number:03}.py").write_text(f"print({number})\n" * (1 + number % 40))
-    rows = list[str]()
-    for number in range(120):
-        ids = [(number * at) % 250 for at in range(20 + number % 70)]
-        rows.append(json.dumps({"ids": ids, "loss_mask": [int(at // 7 % 2) for at in range(len(ids))]}))
-    (root / "chats.jsonl").write_text("\n".join(rows))
-    return root
+    return documents(tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +36,6 @@ def hosts(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Host
     hosts = Hosts(tmp_path_factory.mktemp("hosts"), 2, own=root / "cache")
     yield hosts
     hosts.close()
-
-
-def settings(root: Path, out: str, cache: str) -> list[str]:
-    sources = [
-        *(f"data.sources.texts.path={root / 'texts'}", "data.sources.texts.format=folder"),
-        *(f"data.sources.chats.path={root / 'chats.jsonl'}", "data.sources.chats.format=jsonl"),
-        *("data.sources.chats.field=ids", "data.mix={texts: 1, chats: 1}", f"data.cache={root / cache}"),
-    ]
-    sizes = ["model.layers=2", "context=128", "capacity=128", "batch_tokens=512", f"run.steps={STEPS}"]
-    more = ["run.restarts=0", "run.validate_every=4", "run.checkpoint_every=100", f"run.out={root / out}"]
-    return ["recipe=quickstart", *sizes, *MESH, *more, *sources]
 
 
 def planning(hosts: Hosts, host: int) -> list[psutil.Process]:
@@ -78,12 +56,12 @@ def test_hosts_with_a_cache_each_train_as_one_host_does(root: Path, hosts: Hosts
     """
     out, hostfile = root / "shared", root / "hosts"
     hostfile.write_text("".join(f"{address} slots=2\n" for address in hosts.addresses))
-    command = [*ONE_THREAD, "train", *settings(root, "shared", "cache"), "--hostfile", str(hostfile)]
+    command = [*ONE_THREAD, "train", *settings(root, "shared", "cache", *MESH), "--hostfile", str(hostfile)]
     process = hosts.start(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         wait(lambda: has_trained(out, 2), 400, process.poll)
         assert listening(hosts.processes(clients=False)) == set(hosts.addresses)
-        before = [packed(hosts, number) for number in range(2)]
+        before = [packed(hosts.of_host(number)) for number in range(2)]
         assert before[0] and not before[1], "the launcher has packed all of so few documents, and gives them away"
         (victim,) = planning(hosts, 0)
         victim.send_signal(signal.SIGKILL)
@@ -98,23 +76,10 @@ def test_hosts_with_a_cache_each_train_as_one_host_does(root: Path, hosts: Hosts
 
     with pytest.MonkeyPatch.context() as patch:
         in_worlds(patch, STEPS)
-        train(load([*settings(root, "alone", "other"), "cluster.ranks_per_node=4"]), say=lambda line: None)
+        train(load([*settings(root, "alone", "other", *MESH), "cluster.ranks_per_node=4"]), say=lambda line: None)
     assert losses(out) == losses(root / "alone") and validated(out) == validated(root / "alone") != []
-    folders = (out / "ledger", root / "alone" / "ledger")
-    ledgers = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders]
-    assert ledgers[0] == ledgers[1] and len(ledgers[0]) == 4
+    assert ledger(out) == ledger(root / "alone") and len(ledger(out)) == 4
 
     caches = [hosts.of_host(number) for number in range(2)]
-    assert packed(hosts, 0) == {path.stem for path in (root / "other").rglob("*.idx")}
+    assert packed(caches[0]) == packed(root / "other")
     assert all([*cache.glob(".*")] == [cache / IDENTITY] for cache in caches)
-
-
-def packed(hosts: Hosts, host: int) -> set[str]:
-    """The names of the blocks in the cache of a host."""
-    return {path.stem for path in hosts.of_host(host).rglob("*.idx")}
-
-
-def validated(out: Path) -> list[float]:
-    """The validation losses of a run."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [line["validation_loss"] for line in lines if "validation_loss" in line]

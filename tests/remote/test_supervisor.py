@@ -81,6 +81,7 @@ def rig() -> Rig:
 def test_a_run_begins_with_one_view_of_all_roles(rig: Rig) -> None:
     assert [*rig.board.lines] == [1]
     assert {(one.what, one.why) for one in rig.events} == {("taken", "start")} and len(rig.events) == 3
+    assert {one.role: one.pid for one in rig.events} == {role: one.process.pid for role, one in rig.members.items()}
     rig.turn(20)
     assert [*rig.board.lines] == [1] and not rig.fleet.killed
 
