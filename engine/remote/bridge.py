@@ -9,12 +9,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from engine.config.sources import source_configs
 from engine.control.control import Control
 from engine.data.inputs import RankInputs, rank_inputs
+from engine.data.rank_file import RankFile
 from engine.data.runtime.constructor import RankFiles
 from engine.data.runtime.node import NodeAnswers
 from engine.data.runtime.planner import Sent, SentSets, received_sets, received_step
@@ -60,6 +61,7 @@ class RayRuntime:
         """`sockets` lead to ranks of the same node. The `first` rank of a node starts its planning process."""
         self._rank, self._names = job.mesh.place(control.rank).hdp, list(source_configs(job.config.data))
         host, _ = job.cluster.place(control.rank)
+        self._mapped: Mapping[RankFiles | None, RankFile] = {}  # of the validation sets
         self._answers = NodeAnswers(partial(Bridge, folder, host), sockets, first)
 
     def request(self, cursor: Cursor) -> None:
@@ -70,12 +72,18 @@ class RayRuntime:
 
     def validation(self, order: int) -> dict[str, PlannedSequences]:
         self._answers.ask(Bridge.validation, order)
-        return received_sets(*self._answers.answer())
+        found = received_sets(*self._answers.answer())
+        # They are read again and again, and whoever replaces the host actor removes its files; mapped ones stay.
+        self._mapped = {planned.files: self._open(planned) for planned in found.values()}
+        return found
 
     def input_reader(self, planned: PlannedSequences) -> partial[RankInputs]:
-        assert planned.files is not None
-        file = planned.files.open(self._names, planned.table, planned.plan, self._rank)
+        file = self._mapped.get(planned.files) or self._open(planned)
         return partial(rank_inputs, file, planned.table)
+
+    def _open(self, planned: PlannedSequences) -> RankFile:
+        assert planned.files is not None
+        return planned.files.open(self._names, planned.table, planned.plan, self._rank)
 
     def close(self) -> None:
         self._answers.close()

@@ -222,7 +222,8 @@ class Host(Packer):
             self._blocks.owners = owners
             files = self._constructor.build_step(planned.after.step, planned.table, planned.plan)
             self._built += 1
-            if self._built == 2:  # no rank opens a file of who was here before any more
+            # No rank opens a file of who was here before any more: those of the validation sets are mapped already.
+            if self._built == 2:
                 for other in self._files.iterdir():
                     if other != self._folder:
                         shutil.rmtree(other, ignore_errors=True)

@@ -100,6 +100,7 @@ class OverRay:
         """
         fleet, deadline = self._supervisor.fleet, self._supervisor.deadline_s
         self._supervisor.fleet, self._supervisor.deadline_s = Harmless(fleet), 1.0
+        assert received_lengths(self._caller.call("host-0", "lengths", [])) == {}, "it has its role"
         old = self._supervisor.view.members["host-0"]
         os.kill(old.process.pid, signal.SIGSTOP)
         answer = self._caller.start("host-0", "lengths", [])
