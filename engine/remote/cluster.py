@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -90,8 +91,11 @@ def open_caller(namespace: str) -> Caller:
 
 def _surroundings(namespace: str) -> tuple[Caller, Path]:
     """Return the caller of an actor, and the folder of this host for its files, which ends with the node's Ray."""
-    session = ray._private.worker.global_worker.node.get_session_dir_path()
-    return open_caller(namespace), Path(session) / namespace
+    session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
+    for other in session.glob("bytescale-*"):
+        if other.name != namespace and of_same_run(other.name, namespace):  # files of an earlier start
+            shutil.rmtree(other, ignore_errors=True)
+    return open_caller(namespace), session / namespace
 
 
 class RayBoard:
