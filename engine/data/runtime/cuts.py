@@ -22,6 +22,8 @@ def to_bytes(table: SequenceTable, plan: StepPlan) -> bytes:
 
 def cuts_of(table: SequenceTable, plan: StepPlan, hosts: Sequence[Sequence[int]]) -> list[bytes]:
     """Serialise for each host what its HDP ranks, `hosts[i]`, need."""
+    if not hosts:  # a run on one host
+        return []
     loss_tokens = _loss_tokens(table)
     return [loss_tokens + one for one in cut.cuts(plan, hosts, _columns(table))]
 

@@ -103,6 +103,9 @@ def test_hosts_get_the_documents_of_their_ranks(tmp_path: Path, monkeypatch: pyt
                 ]
                 assert rows[: len(rows) // 2] == rows[len(rows) // 2 :]
     assert step.loss_tokens < step.plan.tokens
+    everything = [[*range(6)]]  # on one host
+    assert [one.sequences for one in planner.step_of_hosts(Cursor(), everything)] == [planner.step(Cursor()).sequences]
+    assert planner.validation_of_hosts(ORDER, everything) == [planner.validation(ORDER)]
     for one in sent:
         assert (one.after, one.balance, one.step_s, one.flops) == (step.after, step.balance, step.step_s, step.flops)
     for name, planned in {"all": step, "first": sent[0]}.items():
