@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import hosts, loss, mixed
+from benchmarks import data_memory, hosts, loss, mixed
 from benchmarks.traces import TRACES, draw, settings_of
 from tests.benchmarks.rows import measured
 
@@ -22,6 +22,13 @@ def test_hosts() -> None:
     apart, together = measured(hosts, "2", "--sources", "2", "--megabytes", "1", "--steps", "2")["rows"]
     assert (apart["ratio"], together["ratio"]) == (2, 1) and together["holds"]
     assert apart["digests"] == together["digests"]
+
+
+def test_the_memory_of_loading() -> None:
+    sizes = ["--sources", "2", "--ranks", "2", "--loaders", "1", "--steps", "2"]
+    (row,) = measured(data_memory, "0.8MB", *sizes)["rows"]
+    assert row["planning process"] > 20 and row["loaders"] > 20 and row["DataLoaders"] > 0
+    assert row["all"] >= row["planning process"] + row["loaders"] and row["ratio"] > 0
 
 
 def test_traces() -> None:
