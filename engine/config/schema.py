@@ -235,10 +235,10 @@ class Ray(Section):
         min_length=2,
         max_length=2,
         examples=["[2,16]"],
-        description="least and most processes of all hosts that read and tokenize documents; null: from one per host "
-        "to data.loaders per host",
+        description="not used yet, data.loaders decides: least and most processes of all hosts that read and tokenize "
+        "documents",
     )
-    standbys: int = Field(ge=0, le=64, description="processes of each kind that wait to replace one that dies")
+    standbys: int = Field(ge=0, le=64, description="processes per host that wait to replace one that dies")
     deadline: float = Field(
         ge=0.5, le=3600, description="seconds without a sign of life after which a process is replaced"
     )
