@@ -14,6 +14,7 @@ from bytescale_cli import output
 from bytescale_cli.data_head import head
 from bytescale_cli.data_plan import plan
 from bytescale_cli.data_trace import trace
+from bytescale_cli.data_watch import watch
 from bytescale_cli.options import (
     ConfigFile,
     Debug,
@@ -32,10 +33,11 @@ from engine.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from engine.data.lint.findings import Finding
 
-app = typer.Typer(help="Pack documents, find faults, plan stages, trace steps.")
+app = typer.Typer(help="Pack documents, find faults, plan stages, trace steps, watch runs.")
 app.command()(head)
 app.command()(plan)
 app.command()(trace)
+app.command()(watch)
 
 Workers = Annotated[
     int | None, typer.Option(parser=whole_number, metavar="N", help="Processes. Default: one per core.")

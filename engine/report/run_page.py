@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 
 from engine.config.load import load, recipes
 from engine.config.units import counted
+from engine.data.runtime.watching import packed_of
 from engine.errors import ConfigError
 from engine.files import write_durably
 from engine.job import Job
@@ -28,6 +30,7 @@ from engine.run.folder import RunFolder
 from engine.run.status import differences
 
 _HOSTS = 8  # names that are shown
+_SOURCES = 8  # whose loaders are shown
 
 
 def run_page(run: RunData) -> Page:
@@ -99,6 +102,46 @@ def _others(run: RunData) -> list[Figure]:
                 curves_picture, name, title, curve, STEPS, label, log=spread, from_zero=name == "peak_memory"
             )
             found.append(Figure.of(title, caption, picture, half=True))
+    return [*found, *data_plane(run)]
+
+
+def data_plane(run: RunData) -> list[Figure]:
+    """Draw the waits of the ranks, and the loaders of each source, as far as a run has them."""
+    steps, found = run.column("step"), list[Figure]()
+    waits = [
+        Curve(name, steps, values)
+        for name, values in (("for plans", run.column("plan_wait_s")), ("for data", run.column("data_wait_s")))
+        if np.isfinite(values).any()
+    ]
+    if waits:
+        caption = "Seconds of each step in which ranks waited for its plan, and for the tokens of its micro-batches."
+        picture = partial(curves_picture, "waits", "Waits", waits, STEPS, "waits (s)", from_zero=True)
+        found.append(Figure.of("Waits", caption, picture, half=True))
+    if loaders := _loaders(run):
+        caption = (
+            "Of each source, the loaders that were at work, on average: processor time of the blocks packed in a step, "
+            "over the time of the step. A block counts in the step in which it is done."
+        )
+        if run.loaders:
+            caption += " all: how many loaders there are, on all hosts."
+        picture = partial(curves_picture, "loaders", "Loaders by source", loaders, STEPS, "loaders", from_zero=True)
+        found.append(Figure.of("Loaders by source", caption, picture, half=True))
+    return found
+
+
+def _loaders(run: RunData) -> list[Curve]:
+    """The loaders of a run over its steps: of all sources, and those at work on the sources with most packing."""
+    steps, step_s, found = run.column("step"), run.column("step_s"), list[Curve]()
+    if run.loaders and len(steps):
+        firsts, counts = (np.array(one) for one in zip(*run.loaders, strict=True))
+        found.append(Curve("all", steps, counts[np.searchsorted(firsts, steps, side="right") - 1].astype(np.float64)))
+    packed = [packed_of(line) for line in run.lines]
+    total = Counter[str]()
+    for line in packed:
+        total.update({name: cost.seconds for name, cost in line.items()})
+    for name, _ in total.most_common(_SOURCES):
+        seconds = np.array([line[name].seconds if name in line else 0.0 for line in packed])
+        found.append(Curve(name, steps, np.divide(seconds, step_s, out=np.zeros_like(seconds), where=step_s > 0)))
     return found
 
 

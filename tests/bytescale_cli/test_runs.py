@@ -199,7 +199,8 @@ def test_runs_that_do_not_differ(runs: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["runs list", "runs status", "runs logs", "runs compare", "report", "data trace", "ckpt inspect"]
+    "words",
+    ["runs list", "runs status", "runs logs", "runs compare", "report", "data trace", "data watch", "ckpt inspect"],
 )
 def test_a_run_that_may_not_be_read_is_refused_in_one_form(
     words: str, runs: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch

@@ -54,6 +54,7 @@ TABLES = {
     ],
     "data_plan": ["data plan {documents}", "data plan {sources}"],
     "data_trace": ["data trace {run} --step 1"],
+    "data_watch": ["data watch {run} --once"],
     "doctor": ["doctor run.out={folder}/new"],
     "estimate_memory": ["estimate-memory recipe=llama70b-2m-paper --fit --table"],
     "plan": ["plan {small} --steps 3", "plan {big}"],

@@ -165,10 +165,28 @@ def test_the_page_has_all_starts_and_how_they_ended(tmp_path: Path, monkeypatch:
 def test_metrics_that_a_run_does_not_have_are_not_drawn(tmp_path: Path) -> None:
     lines = [line | {"peak_memory": 3 * 2**30, "grad_norm": 0.1 + 9.0 * (line["step"] == 1)} for line in metrics(20)]
     titles = [one.title for one in run_page.run_page(read_run(write_run(tmp_path, lines=lines, traced=None))).figures]
-    assert titles[-4:] == ["Throughput", "Learning rate", "Gradient norm", "Memory"]
+    assert titles[-5:] == ["Throughput", "Learning rate", "Gradient norm", "Memory", "Waits"]
     bare = [{"step": 1, "loss": 2.0, "tokens": 9, "max_degree": 1}]
     titles = [one.title for one in run_page.run_page(read_run(write_run(tmp_path, lines=bare, traced=None))).figures]
     assert titles == ["Loss", "Timeline of a step", "Throughput"]
+
+
+def test_waits_and_loaders_by_source_over_steps(tmp_path: Path) -> None:
+    cost = {"blocks": 1, "documents": 2, "bytes": 3, "tokens": 4, "seconds": 4.5, "memory": 5}
+    lines = [line | {"packed": {"web": cost}} if line["step"] in (2, 3) else line for line in metrics(4)]
+    lines[2]["packed"] = {"code": cost | {"seconds": 2.25}, "web": cost}
+    folder = write_run(tmp_path, lines=lines, traced=None)
+    waits, loaders = run_page.data_plane(read_run(folder))
+    assert (waits.title, loaders.title) == ("Waits", "Loaders by source")
+    assert "for plans: from 0.001 to 0.001; for data: from 0.004 to 0.004." in waits.wide
+    # Seconds of loaders over those of a step, 2.25.
+    assert "step 2: web 2, code 0" in loaders.wide and "step 3: web 2, code 1" in loaders.wide
+    assert "step 4: web 0, code 0" in loaders.wide and "all" not in loaders.wide.partition("<path")[0]
+    event = {"time": 1, "what": "scaled", "step": 3, "host": None, "before": 1, "after": 4, "source": "web"}
+    (folder / "data").mkdir()
+    (folder / "data" / "events.jsonl").write_text(json.dumps(event) + "\n")
+    _, loaders = run_page.data_plane(read_run(folder))
+    assert "step 2: all 1, web 2, code 0" in loaders.wide and "step 3: all 4, web 2, code 1" in loaders.wide
 
 
 def test_the_headline_is_the_median_throughput_and_the_last_loss(tmp_path: Path) -> None:
