@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from engine.config.load import read_resolved
 from engine.config.schema import Config
-from engine.data.runtime.watching import loaders_of, read_events
+from engine.data.runtime.watching import loaders_of, plane_events
 from engine.errors import BytescaleError, StorageError
 from engine.files import LOCK
 from engine.planner.plan.step_plan import StepPlan
@@ -100,7 +100,7 @@ def read_run(folder: Path, say: Callable[[str], None] = lambda line: None) -> Ru
             # After a crash between the writes of the two files, they may be of different steps.
             if of_plan(plan, spans):
                 trace = Trace(measured["step"], plan, spans)
-    loaders = loaders_of(read_events(run.plane_events, say, growing=running))
+    loaders = loaders_of(plane_events(run))
     launches = read_launches(run.launches)
     return RunData(config, summary, lines, trace, folder.resolve().name, launches, running, loaders)
 

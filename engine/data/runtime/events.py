@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from engine.files import append
-from engine.readers import parse_line
+from engine.readers import LARGE, parse_line, read_bytes
 from engine.run.folder import RunFolder
 
 SCALED = "scaled"
@@ -43,12 +43,12 @@ class EventLog:
 
 
 def read_events(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return all events, in the order in which they were appended; none if there is no file. Raises OSError.
+    """Return all events, in the order in which they were appended; none if there is no file.
 
-    An incomplete last line and any malformed line are dropped.
+    An incomplete last line and any malformed line are dropped. Raises DataError if it is no regular file, OSError.
     """
     try:
-        lines = folder.plane_events.read_bytes().splitlines()
+        lines = read_bytes(folder.plane_events, LARGE).splitlines()
     except FileNotFoundError:
         return []
     found = []

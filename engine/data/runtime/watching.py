@@ -8,17 +8,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.config.sources import source_configs
-from engine.config.units import counted
 from engine.data.blocks.work import Cost
+from engine.data.runtime.events import SCALED, read_events
 from engine.errors import ConfigError
 from engine.files import LOCK
-from engine.readers import LARGE, parse_line, read_bytes
 from engine.run.folder import RunFolder
 from engine.run.metrics import read_metrics
 from engine.run.status import config_of, is_locked
@@ -37,9 +36,7 @@ _NUMBERS: Mapping[str, tuple[type, ...]] = {
     "epoch": (int,),
     "pid": (int,),
 }
-# A line of data/events.jsonl: `time`, in seconds since 1970, `what`, and details. `lost` and `taken` are events of
-# engine/remote/supervisor.py; `scaled` changes the number of loaders, with its step, host (null: all) and source.
-Event = Mapping[str, Any]
+Event = Mapping[str, Any]  # a line of data/events.jsonl (events.py)
 
 
 class Role(NamedTuple):
@@ -104,12 +101,12 @@ def watched(run: Path) -> Watched:
         raise ConfigError("has no data plane: its ranks read token files directly", key=str(run), hint=hint)
     running = is_locked(folder.root / LOCK)
     lines = read_metrics(folder.metrics, warnings.append, growing=running)
-    events = read_events(folder.plane_events, warnings.append, growing=running)
+    events = plane_events(folder)
     last: Mapping[str, Any] = lines[-1] if lines else {"step": 0}
     roles, replaced = _roles(events)
     changes, packed, busy = loaders_of(events), _packed(lines), _packed(lines[-_LAST_STEPS:])
     seconds = sum(line.get("step_s") or 0.0 for line in lines[-_LAST_STEPS:])
-    changed_for = [event.get("source") for event in events if event["what"] == "scaled"]
+    changed_for = [event.get("source") for event in events if event["what"] == SCALED]
     return Watched(
         run=str(run),
         runtime=config.data.runtime,
@@ -129,53 +126,24 @@ def watched(run: Path) -> Watched:
     )
 
 
-def read_events(
-    path: Path, say: Callable[[str], None] = lambda line: None, growing: bool = False
-) -> list[dict[str, Any]]:
-    """Read the events of a data plane so far; empty if the file does not exist.
-
-    Damaged lines are skipped, and reported to `say` in one message. With `growing`, a process may be writing the last
-    line.
-    """
-    found, damaged = list[dict[str, Any]](), list[int]()
-    *complete, rest = read_bytes(path, LARGE).split(b"\n") if path.exists() else [b""]
-    for number, text in enumerate([*complete, rest] if rest else complete, start=1):
-        event = _parse(text)
-        if event is not None:
-            found.append(event)
-        elif not growing or number <= len(complete):
-            damaged.append(number)
-    if damaged:
-        say(f"{path}:{damaged[0]}: {counted(len(damaged), 'damaged line')} skipped")
-    return found
+def plane_events(folder: RunFolder) -> list[Event]:
+    """Return the events of the data plane of a run so far. Those whose values have other types are left out."""
+    return [event for event in read_events(folder) if _is_known(event)]
 
 
-def _parse(text: bytes) -> dict[str, Any] | None:
-    """Parse a line; None if it is not an event, because after a power loss a line may contain anything."""
-    try:
-        event = parse_line(text)
-    except ValueError:
-        return None
-    if not isinstance(event, dict) or not isinstance(event.get("what"), str) or "time" not in event:
-        return None
-    if not all(
-        type(event[name]) in types and abs(event[name] or 0) < _MOST
-        for name, types in _NUMBERS.items()
-        if name in event
-    ):
-        return None
-    if event["what"] == "scaled" and not (
-        {"step", "before", "after"} <= event.keys() and _is_name(event.get("source"))
-    ):
-        return None
+def _is_known(event: Event) -> bool:
+    """Return whether values have the types that are used here: after a power loss a line may contain anything."""
+    for name, types in _NUMBERS.items():
+        if name in event and not (type(event[name]) in types and abs(event[name] or 0) < _MOST):
+            return False
+    if not isinstance(event["what"], str):
+        return False
+    if event["what"] == SCALED:
+        return {"step", "before", "after"} <= event.keys() and isinstance(event.get("source"), str | None)
     if event["what"] in _OF_ROLES:
         is_text = all(isinstance(event.get(name), str) for name in ("role", "why"))
-        return event if is_text and event.get("host") is not None and {"epoch", "seconds"} <= event.keys() else None
-    return event
-
-
-def _is_name(found: Any) -> bool:
-    return found is None or isinstance(found, str)
+        return is_text and event.get("host") is not None and {"epoch", "seconds"} <= event.keys()
+    return True
 
 
 def loaders_of(events: Sequence[Event]) -> list[tuple[int, int]]:
@@ -185,7 +153,7 @@ def loaders_of(events: Sequence[Event]) -> list[tuple[int, int]]:
     """
     found, of_host = list[tuple[int, int]](), dict[int | None, int]()
     for event in events:
-        if event["what"] == "scaled":
+        if event["what"] == SCALED:
             host = event.get("host")
             if host not in of_host:  # it had so many from the start
                 found = [(step, count + event["before"]) for step, count in found or [(0, 0)]]
@@ -200,7 +168,7 @@ def packed_of(line: Mapping[str, Any]) -> dict[str, Cost]:
     """Return what loaders have packed in a step, by source; `line` is that of the metrics."""
     found, costs = dict[str, Cost](), line.get("packed")
     for name, cost in costs.items() if isinstance(costs, dict) else ():
-        values = [cost.get(field) for field in Cost._fields] if isinstance(cost, dict) else [None]
+        values: list[Any] = [cost.get(field) for field in Cost._fields] if isinstance(cost, dict) else [None]
         if all(type(value) in (int, float) and 0 <= value < _MOST_PACKED for value in values):
             found[name] = Cost(*values)
     return found

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ import pytest
 
 from engine.config.load import load
 from engine.config.resolved import resolved_yaml
-from engine.data.runtime.watching import Replaced, Role, loaders_of, read_events, watched
-from engine.errors import ConfigError
+from engine.data.runtime.watching import Replaced, Role, loaders_of, plane_events, watched
+from engine.errors import ConfigError, DataError
 from engine.files import LOCK, locked
 from engine.run.folder import RunFolder
 
@@ -113,33 +114,33 @@ def test_whether_a_run_is_running_is_whether_its_folder_is_locked(tmp_path: Path
 @pytest.mark.parametrize(
     "line",
     [
-        "{",
-        "[]",
-        '{"time": 1}',
         '{"what": "taken", "time": "x"}',
         '{"what": "x", "time": 1e300}',
         '{"what": "x", "time": true}',
+        '{"what": [], "time": 1}',
         '{"what": "taken", "time": 1, "role": 3, "host": 0, "epoch": 1, "why": "", "seconds": 1}',
         '{"what": "lost", "time": 1, "role": "planner", "why": "", "seconds": 1}',
+        '{"what": "lost", "time": 1, "role": "planner", "host": null, "epoch": 1, "why": "", "seconds": 1}',
         '{"what": "scaled", "time": 1, "before": 1, "after": 2}',
         '{"what": "scaled", "time": 1, "step": 1, "before": 1, "after": "b"}',
         '{"what": "scaled", "time": 1, "step": 1, "before": 1, "after": 2, "source": []}',
     ],
 )
-def test_damaged_events_are_skipped_and_reported(tmp_path: Path, line: str) -> None:
-    path, said = tmp_path / "events.jsonl", list[str]()
+def test_events_with_values_of_other_types_are_left_out(tmp_path: Path, line: str) -> None:
+    folder = RunFolder(tmp_path)
+    folder.plane_events.parent.mkdir()
     good = json.dumps(event("taken", "planner", 1, "start"))
-    path.write_text(f"{line}\n{good}\n{line}\n")
-    assert read_events(path, said.append) == [json.loads(good)]
-    assert len(said) == 1 and said[0].startswith(f"{path}:1:")
+    folder.plane_events.write_text(f"{line}\n{good}\n{line}\n")
+    assert plane_events(folder) == [json.loads(good)]
 
 
-@pytest.mark.parametrize("growing", [False, True])
-def test_the_last_line_may_still_be_written(tmp_path: Path, growing: bool) -> None:
-    path, said = tmp_path / "events.jsonl", list[str]()
-    path.write_text('{"what": "x", "time": 1}\n{"what": ')
-    assert len(read_events(path, said.append, growing)) == 1
-    assert len(said) == (not growing)
+def test_events_that_are_no_regular_file_are_refused(tmp_path: Path) -> None:
+    """A named pipe would wait for a writer."""
+    folder = RunFolder(write(tmp_path / "run", [], []))
+    folder.plane_events.unlink()
+    os.mkfifo(folder.plane_events)
+    with pytest.raises(DataError):
+        watched(folder.root)
 
 
 def test_a_run_of_token_files_on_each_host_alone_has_no_data_plane(tmp_path: Path) -> None:
