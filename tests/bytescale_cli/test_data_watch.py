@@ -10,7 +10,7 @@ from bytescale_cli import data_watch
 from bytescale_cli.main import run
 from engine.data.runtime import watching
 from engine.files import LOCK, locked
-from tests.data.runtime.test_watching import COST, event, write
+from tests.data.runtime.planes import COST, event, write
 
 Capture = pytest.CaptureFixture[str]
 

@@ -8,31 +8,11 @@ from typing import Any
 
 import pytest
 
-from engine.config.load import load
-from engine.config.resolved import resolved_yaml
 from engine.data.runtime.watching import Replaced, Role, loaders_of, plane_events, watched
 from engine.errors import ConfigError, DataError
 from engine.files import LOCK, locked
 from engine.run.folder import RunFolder
-
-COST = {"blocks": 2, "documents": 30, "bytes": 2000, "tokens": 900, "seconds": 0.5, "memory": 7}
-
-
-def event(what: str, role: str, epoch: int, why: str, **more: Any) -> dict[str, Any]:
-    """A line of the supervisor; its time is its epoch."""
-    return {"time": float(epoch), "what": what, "role": role, "host": 0, "epoch": epoch, "why": why} | (
-        {"seconds": 0.25, "pid": 100 + epoch} | more
-    )
-
-
-def write(folder: Path, events: list[Any], lines: list[Mapping[str, Any]], *overrides: str) -> Path:
-    """Write the folder of a run with these events and metrics."""
-    run = RunFolder(folder)
-    run.plane_events.parent.mkdir(parents=True)
-    run.resolved.write_text(resolved_yaml(load([f"run.out={folder}", *overrides])))
-    run.plane_events.write_text("".join(json.dumps(one) + "\n" for one in events))
-    run.metrics.write_text("".join(json.dumps(one) + "\n" for one in lines))
-    return folder
+from tests.data.runtime.planes import COST, event, write
 
 
 def test_roles_and_what_became_of_actors_that_were_lost(tmp_path: Path) -> None:
