@@ -16,7 +16,7 @@ from tests.report.elements import Elements
 from tests.report.runs import metrics, plan, spans, write_run
 
 NAMESPACE = re.compile(r'xmlns(:xlink)?="http://www\.w3\.org/[^"]*"')
-OTHERS = ["Tokens per second in each step", "Learning rate", "Gradient norm"]
+OTHERS = ["Tokens per second in each step", "Learning rate", "Gradient norm", "Waits"]
 LOADING = ("src", "srcset", "href", "data", "action", "poster", "background")
 
 
@@ -37,8 +37,8 @@ def full_page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_the_page_contains_its_pictures(full_page: str) -> None:
     assert titles(full_page) == ["Loss at each step", "Timeline of a step", *OTHERS]
-    assert full_page.count("<svg ") == 7  # the first two in two sizes, the others half as wide as the page
-    assert full_page.count("<figcaption>") == 5
+    assert full_page.count("<svg ") == 8  # the first two in two sizes, the others half as wide as the page
+    assert full_page.count("<figcaption>") == 6
 
 
 def test_the_page_loads_nothing(full_page: str) -> None:
@@ -121,7 +121,7 @@ def test_a_run_that_stopped_before_its_first_step_has_a_page(tmp_path: Path) -> 
 def test_any_number_of_ranks(tmp_path: Path, ranks: int, mode: str) -> None:
     made = plan(ranks, sequences=200, mode=mode)
     text = page(write_run(tmp_path, lines=metrics(12), traced=made))
-    assert len(titles(text)) == 5
+    assert len(titles(text)) == 6
     assert f"<dd>{ranks}</dd>" in text
 
 
