@@ -108,7 +108,7 @@ def lint(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Find faults in the documents of a config.
+    """Find faults in the documents of a config, as data.transform leaves them.
 
     Reads all of them: broken ones, encodings, ids, copies, lengths. docs/data.md lists the codes of findings. The exit
     code is 4 if training would reject a document or a file (L01 to L05), or if nothing can be trained on, else 0.
@@ -121,6 +121,7 @@ def lint(
     from engine.data.lint.findings import CHECKS
     from engine.data.lint.lint import lint as read
     from engine.data.tokenizers.load import check_weights
+    from engine.data.transforms.transforms import TRANSFORMS
 
     config = loaded(overrides, config_file)
     say = about_documents(with_config(overrides, config_file))
@@ -155,7 +156,10 @@ def lint(
     elif lengths is None:
         error = DataError("contains no text", key=config.data.place, hint="set data.path to documents with text")
     answer = {"documents": found.documents, "tokens": found.tokens, "refused": found.refused, "lengths": lengths}
+    answer |= {"transforms": dict(found.changed)}
     text = f"{config.data.place}: {counted(found.documents, 'document')}, {counted(found.tokens, 'token')}\n"
+    if changed := [f"{name} {TRANSFORMS[name].did} {count:,}" for name, count in found.changed.items()]:
+        text += f"data.transform: {', '.join(changed)}\n"
     text += "" if lengths is None else f"{length_table(lengths)}\n"
     text += "".join(f"\n{_finding(finding)}" for finding in found.findings.values()) or "\nno findings"
     say_toys(config, "documents")

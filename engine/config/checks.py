@@ -350,9 +350,7 @@ def transforms_can_be_applied(config: Config) -> Problem | None:
         for name in (name for step in steps for name in step):
             traits = imported(TRANSFORMS)[name]
             if traits.of_texts and to_ids:
-                return Problem(
-                    f"{name} needs the text, of which {to_ids} leaves only tokens", key, f"write {name} first"
-                )
+                return Problem(f"{name} needs the text, which {to_ids} does not leave", key, f"write {name} first")
             to_ids = to_ids or (name if traits.to_ids else "")
     return None
 

@@ -265,14 +265,14 @@ class Data(Section):
         description="text between the documents of a file of a folder; null: a file is one document",
     )
     field: str = Field(
-        description="field or column with the text, token ids, or messages of a chat; or `alpaca` or "
-        "`prompt_completion`, for these shapes of rows"
+        description="field or column with the text, token ids, or messages of a chat; or PROMPT+ANSWER, two fields; or "
+        "`alpaca` or `prompt_completion`, for these shapes of rows"
     )
     encoding: _Encoding = Field(description="`bytes` also reads files that are not UTF-8")
     transform: tuple[Step, ...] = Field(
         examples=[_TRANSFORM],
         description="what becomes of each document before training: a list of steps, each {drop: {shorter: N, longer: "
-        "N}}, {truncate: {tokens: N}} or {split: {tokens: N}}",
+        "N}}, {truncate: {tokens: N}}, {split: {tokens: N}} or {chat: {}}",
     )
     sources: dict[Annotated[str, Field(pattern=SOURCE_NAME)], Source] = Field(
         max_length=1024,

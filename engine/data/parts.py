@@ -181,7 +181,7 @@ def _write_block(tokens: Tokens, block: Block, part: Path) -> None:
     with TokenWriter(part, token_dtype(tokenizer.vocabulary)) as writer:
         for number, document in enumerate(block.documents()):
             try:
-                pieces, dropped = transformed(document, block.transform, tokenizer)
+                pieces, dropped, _ = transformed(document, block.transform, tokenizer)
                 encoded = [(*piece.encoded, piece.content) for piece in pieces]
             except DataError as error:
                 in_row += 1

@@ -118,7 +118,7 @@ def _inputs(tokens: Tokens, block: Block) -> tuple[list[int], int]:
 
     for document in usable(block):
         try:
-            pieces, left_out = transformed(document, block.transform, tokenizer)
+            pieces, left_out, _ = transformed(document, block.transform, tokenizer)
             lengths += map(inputs_of, pieces)
         except DataError as error:
             (problem,) = error.problems

@@ -48,6 +48,13 @@ def test_steps_may_be_in_a_file_of_a_recipe(tmp_path: Path) -> None:
         "[{truncate: {tokens: many}}]",
         "[{split: {tokens: 4K, at: lines}}]",
         "[{truncate: {tokens: 4K}}, {split: {tokens: 1K}}]",
+        "[{chat: {}}, {split: {tokens: 1K}}]",
+        "[{chat: {}}, {chat: {system: a}}]",
+        "[{truncate: {tokens: 4K}}, {chat: {}}]",
+        "[{chat: {system: ''}}]",
+        "[{chat: {template: chatml.jinja}}]",
+        "[{chat: {user: question, assistant: answer}}]",
+        "[{chat: {systm: a}}]",
     ],
 )
 def test_a_mistake_in_a_step_is_refused(steps: str) -> None:

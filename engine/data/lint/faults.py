@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.data.encode import encode
 from engine.data.lint.text_checks import RUN, longest_run_of_ids, suspicious
 from engine.data.sources.chat import ROLES
 from engine.data.sources.source import Document, Message
 from engine.data.tokenizers.tokenizer import Tokenizer
+from engine.data.transforms.transforms import transformed
 from engine.units import Ints
 
 
@@ -25,22 +25,33 @@ class Limits(NamedTuple):
     vocabulary: int
 
 
-def ids_of(document: Document, tokenizer: Tokenizer | None) -> tuple[Ints, NDArray[np.bool_] | None]:
-    """Return the ids of a document with BOS and EOS, [n], none for an empty text, and which count; None: all.
+class Trained(NamedTuple):
+    """A document that training gets: one of a file, or what transforms made of one."""
 
-    Raises DataError as `encode` does, but not for ids that the tokenizer does not have.
+    document: Document
+    ids: Ints  # [n] with BOS and EOS, none for an empty text
+    mask: NDArray[np.bool_] | None  # [n] which count; None: all
+
+
+def trained_on(document: Document, steps: str, tokenizer: Tokenizer | None) -> tuple[list[Trained], Mapping[str, int]]:
+    """Return what the `transform` of a block leaves of a document, and to how many pieces each step did something.
+
+    Raises DataError as `transformed` does, but not for ids that the tokenizer does not have: they stay as they are.
     """
-    if document.ids is not None:
-        return document.ids, document.mask
+    if document.problem is not None:
+        raise document.problem
+    ids = document.ids
+    if ids is not None and (tokenizer is None or not len(ids) or ids.max() >= tokenizer.vocabulary):
+        return [Trained(document, ids, document.mask)], {}
     assert tokenizer is not None
-    ids, mask = encode(document, tokenizer)
-    return ids.astype(np.int64, copy=False), mask
+    pieces, _, changed = transformed(document, steps, tokenizer)
+    encoded = ((piece.document, *piece.encoded) for piece in pieces)
+    return [Trained(one, ids.astype(np.int64, copy=False), mask) for one, ids, mask in encoded], changed
 
 
-def faults(
-    document: Document, ids: Ints, mask: NDArray[np.bool_] | None, tokenizer: Tokenizer | None, limits: Limits
-) -> Iterator[tuple[str, str]]:
-    """Yield (code, detail) of each fault of a document with `ids` [n]; those in `mask` count in the loss."""
+def faults(found: Trained, tokenizer: Tokenizer | None, limits: Limits) -> Iterator[tuple[str, str]]:
+    """Yield (code, detail) of each fault of a document."""
+    document, ids, mask = found
     bos, eos = (None, None) if tokenizer is None else (tokenizer.bos, tokenizer.eos)
     start = int(bos is not None and ids[:1].tolist() == [bos])
     count = len(ids) - start - int(eos is not None and ids[start:][-1:].tolist() == [eos])

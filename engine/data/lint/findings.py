@@ -74,9 +74,10 @@ class Tally:
 
     keep: int
     documents: int = 0
-    tokens: int = 0  # with BOS and EOS
+    tokens: int = 0  # with BOS and EOS, of what transforms leave
     refused: int = 0  # documents and files with a fault that training rejects
-    lengths: Counter[int] = field(default_factory=Counter)  # inputs of the documents that have any
+    lengths: Counter[int] = field(default_factory=Counter)  # inputs of the documents that have any, after transforms
+    changed: Counter[str] = field(default_factory=Counter)  # documents to which each transform did something
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
 
     def add(self, code: str, example: Example, problem: DataError | None = None) -> None:
@@ -91,6 +92,7 @@ class Tally:
         self.tokens += other.tokens
         self.refused += other.refused
         self.lengths.update(other.lengths)
+        self.changed.update(other.changed)
         for finding in other.findings.values():
             self._count(finding)
 

@@ -1,5 +1,7 @@
 """Reads all documents of a config and finds faults: those that training rejects, and those that it would learn.
 
+Documents are looked at as training gets them, after the `transform` of their source.
+
 Memory is bounded: a process holds a part of a block (docs/data.md) and one document with its tokens at a time, and
 records of 64K documents; the caller holds a few examples of each fault, how often each length occurs (at most
 sqrt(2 x tokens) lengths), and up to 4M documents' records when it looks for copies (copies.py).
@@ -13,11 +15,9 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
 from engine.config import schema
 from engine.data.lint.copies import find_copies, record, write_records
-from engine.data.lint.faults import Limits, faults, ids_of
+from engine.data.lint.faults import Limits, faults, trained_on
 from engine.data.lint.findings import CHECKS, Example, Finding, Tally
 from engine.data.lint.reading import blocks_of, documents_of, open_tokens
 from engine.data.sources.notes import notes
@@ -121,29 +121,31 @@ def _check_block(
     tokenizer = None if data.format == "tokens" else _open_tokenizer(data.tokenizer, data.bos, data.eos)
     for index, (document, was_read) in enumerate(documents_of(block)):
         tally.documents += was_read
-        problem, ids = document.problem, np.empty(0, dtype=np.int64)
-        if problem is None:
-            try:
-                ids, mask = ids_of(document, tokenizer)
-            except DataError as error:
-                problem = error
         # A document that training rejects counts with its reason. Only documents with ids are checked for other faults.
-        if problem is not None:
-            code = "L03" if isinstance(problem.__cause__, UnicodeError) else "L02"
-            found = [(code if was_read else "L01", problem.problems[0].message)]
-        else:
-            found = list(faults(document, ids, mask, tokenizer, limits))
+        try:
+            found, changed = trained_on(document, block.transform, tokenizer)
+        except DataError as error:
+            code = "L03" if isinstance(error.__cause__, UnicodeError) else "L02"
+            code = code if was_read else "L01"
+            tally.add(code, Example(index, document.place, error.problems[0].message), error)
+            tally.refused += 1
+            continue
+        tally.changed.update(changed)
+        refused = False
+        for one in found:
+            text, ids = one.document.text, one.ids
             tally.tokens += len(ids)
             if len(ids) > 1:
                 tally.lengths[len(ids) - 1] += 1
             if len(ids):
-                content = ids.astype("<i8").tobytes() if document.text is None else document.text
+                content = ids.astype("<i8").tobytes() if text is None else text
                 records.append(record(content, number << 32 | index))
-        for code, detail in found:
-            tally.add(code, Example(index, document.place, detail), problem)
-        tally.refused += any(CHECKS[code].refused for code, _ in found)
+            for code, detail in faults(one, tokenizer, limits):
+                tally.add(code, Example(index, document.place, detail))
+                refused = refused or CHECKS[code].refused
+        tally.refused += refused
         # In portions, because a block may have millions of documents.
-        if len(records) == _RECORDS:
+        if len(records) >= _RECORDS:
             write_records(folder, records)
             records.clear()
     write_records(folder, records)

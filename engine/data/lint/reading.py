@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.config import schema
 from engine.data.lint.findings import Example, Tally
 from engine.data.sources.formats import FORMATS
-from engine.data.sources.source import Block, Document
+from engine.data.sources.source import Block, Document, with_transform
 from engine.data.token_file import TokenFile
 from engine.errors import DataError
 
@@ -54,7 +54,7 @@ def blocks_of(data: schema.Data, tally: Tally) -> list[Block]:
         return [TokenBlock(opened.prefix, first, last) for first, last in pairwise(bounds) if last > first]
     form = FORMATS[data.format]
     try:
-        return (form.unsized or form.blocks)(data)
+        return with_transform((form.unsized or form.blocks)(data), data)
     except DataError as error:
         files = form.files(data)
         if len(files) < 2 or error.problems[0].key not in files:
@@ -62,7 +62,7 @@ def blocks_of(data: schema.Data, tally: Tally) -> list[Block]:
     blocks = list[Block]()
     for path in files:
         try:
-            blocks += form.blocks(data.model_copy(update={"path": path}))
+            blocks += with_transform(form.blocks(data.model_copy(update={"path": path})), data)
         except DataError as error:
             tally.add("L01", Example(0, path, error.problems[0].message), error)
             tally.refused += 1

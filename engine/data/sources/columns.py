@@ -9,7 +9,6 @@ from typing import Any, Literal
 from engine.data.sources.chat import MESSAGES
 from engine.data.sources.library import library
 from engine.data.sources.rows import (
-    SHAPES,
     choose_field,
     chosen_field,
     fields_beside,
@@ -17,6 +16,7 @@ from engine.data.sources.rows import (
     no_such_field,
     read_lately,
     row_document,
+    shape_of,
 )
 from engine.data.sources.source import Document, checked_text
 from engine.data.sources.token_ids import LOSS_MASK, MASKS
@@ -31,7 +31,7 @@ def columns(table: Any, field: str, path: str) -> list[str]:
     Raises DataError if there is no such column, or several, or if it contains neither texts nor token ids nor chats.
     """
     # Only the needed columns are read: a Parquet file stores columns separately, so the others cost nothing.
-    names, shape = table.names, SHAPES.get(field)
+    names, shape = table.names, shape_of(field)
     usable = [one.name for one in table if one.name not in MASKS and _contents(one.type, one.name, path) is not None]
 
     def kind_of(name: str) -> Any:

@@ -1,7 +1,8 @@
 """The document in a row of JSONL, Parquet or Arrow files, and the table of known shapes of rows.
 
-`data.field` names the field with a text, token ids or a chat, or a shape of several fields. Without it, it is the field
-`text`; if the first row has none, the one known shape that it has.
+`data.field` names the field with a text, token ids or a chat, or a shape of several fields: one of the table, or
+PROMPT+ANSWER, two fields of any names. Without it, it is the field `text`; if the first row has none, the one known
+shape that it has.
 """
 
 from __future__ import annotations
@@ -114,19 +115,26 @@ def _utf8(text: str, place: str) -> bytes:
         raise DataError(message, key=place, hint="fix or remove the line") from error
 
 
+def _pair(prompt: str, answer: str) -> Shape:
+    """The shape of rows with a prompt and its answer in these fields."""
+    fields, what = (prompt, answer), "prompts and their completions"
+    return Shape(what, fields, (TOOLS,), lambda row, place: answered(row, prompt, answer, place))
+
+
 # By the value of data.field.
 SHAPES: Mapping[str, Shape] = {
     MESSAGES: Shape("chats", (MESSAGES,)),
     CONVERSATIONS: Shape("chats of ShareGPT", (CONVERSATIONS,), lists=True),
     "alpaca": Shape("instructions of Alpaca and their outputs", ("instruction", "output"), _OF_ALPACA, alpaca),
-    "prompt_completion": Shape(
-        "prompts and their completions",
-        (_PROMPT, "completion"),
-        (TOOLS,),
-        lambda row, place: answered(row, _PROMPT, "completion", place),
-    ),
+    "prompt_completion": _pair(_PROMPT, "completion"),
     "input_ids": Shape("token ids", ("input_ids",), lists=True),
 }
+
+
+def shape_of(field: str) -> Shape | None:
+    """Return the known shape of rows that a value of `data.field` names, or the one of PROMPT+ANSWER; else None."""
+    prompt, plus, answer = field.partition("+")
+    return _pair(prompt, answer) if plus and prompt and answer else SHAPES.get(field)
 
 
 def chosen_field(fields: Mapping[str, bool], field: str, place: str) -> str:
@@ -196,7 +204,7 @@ def row_document(row: Mapping[str, Any], field: str, place: str) -> Document:
     """
     # The field may be a shape of several fields, all of which need a value.
     if field not in row:
-        shape = SHAPES.get(field)
+        shape = shape_of(field)
         if shape is None or shape.read is None:
             raise no_such_field(place, field, list(row), "field")
         for name in shape.fields:

@@ -45,4 +45,4 @@ def split(piece: Piece, options: Split) -> list[Piece]:
             found.append(piece.of_text(text[begin : paragraph.start()]))
             begin, tokens = paragraph.start(), 0
         tokens += count
-    return [*found, piece.of_text(text[begin:])]
+    return [*found, piece.of_text(text[begin:])] if found else [piece]

@@ -15,14 +15,16 @@ in the cache, and of the fingerprint of a source.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.config.schema import Section
 from engine.data.sources.source import Document
 from engine.data.tokenizers.tokenizer import Tokenizer
+from engine.data.transforms.chat import Chat, chat
 from engine.data.transforms.drop import Drop, drop
 from engine.data.transforms.piece import Piece
 from engine.data.transforms.split import Split, split
@@ -36,13 +38,15 @@ class Transform:
     """A transform, and what others need to know of it.
 
     options: the keys of a step, with their bounds.
-    apply: `apply(piece, options)` returns what becomes of a piece; nothing if it is left out. Raises DataError for a
-        document that it cannot be applied to.
+    did: what it has done to the documents that it changed, for messages.
+    apply: `apply(piece, options)` returns what becomes of a piece: nothing if it is left out, the piece itself if it
+        stays as it is. Raises DataError for a document that it cannot be applied to.
     of_texts: it needs the text or the messages of a document.
-    to_ids: of what it changes, only the token ids are left.
+    to_ids: of what it changes, no text is left.
     """
 
     options: type[Section]
+    did: str
     apply: Callable[[Piece, Any], Sequence[Piece]]
     of_texts: bool = False
     to_ids: bool = False
@@ -51,29 +55,39 @@ class Transform:
 TRANSFORMS: Table[Transform] = Table(
     Transform,
     {
-        "drop": Transform(Drop, drop),
-        "truncate": Transform(Truncate, truncate, to_ids=True),
-        "split": Transform(Split, split, of_texts=True),
+        "drop": Transform(Drop, "left out", drop),
+        "truncate": Transform(Truncate, "shortened", truncate, to_ids=True),
+        "split": Transform(Split, "divided", split, of_texts=True),
+        "chat": Transform(Chat, "made chats of", chat, of_texts=True, to_ids=True),
     },
 )
 
 
-def transformed(document: Document, steps: str, tokenizer: Tokenizer) -> tuple[list[Piece], int]:
-    """Apply the `transform` of a block to a document. Returns the pieces, and how many were left out.
+class Transformed(NamedTuple):
+    """What became of a document."""
+
+    pieces: list[Piece]
+    dropped: int  # how many were left out
+    changed: Counter[str]  # to how many pieces each step did something, by its name
+
+
+def transformed(document: Document, steps: str, tokenizer: Tokenizer) -> Transformed:
+    """Apply the `transform` of a block to a document.
 
     Raises DataError as `encode` does, and for a document that a step cannot be applied to.
     """
-    pieces, dropped = [Piece(document, tokenizer)], 0
+    pieces, dropped, changed = [Piece(document, tokenizer)], 0, Counter[str]()
     if document.problem is not None:
         raise document.problem
-    for transform, options in _parsed(steps) if steps and not _is_empty(document) else ():
+    for name, options in _parsed(steps) if steps and not _is_empty(document) else ():
         found = list[Piece]()
         for piece in pieces:
-            results = transform.apply(piece, options)
+            results = TRANSFORMS[name].apply(piece, options)
             dropped += not results
+            changed[name] += [*results] != [piece]
             found += results
         pieces = found
-    return pieces, dropped
+    return Transformed(pieces, dropped, changed)
 
 
 def _is_empty(document: Document) -> bool:
@@ -81,6 +95,6 @@ def _is_empty(document: Document) -> bool:
 
 
 @lru_cache
-def _parsed(steps: str) -> list[tuple[Transform, Section]]:
+def _parsed(steps: str) -> list[tuple[str, Section]]:
     found = [one for step in parse_line(steps) for one in step.items()]
-    return [(TRANSFORMS[name], TRANSFORMS[name].options.model_validate(options)) for name, options in found]
+    return [(name, TRANSFORMS[name].options.model_validate(options)) for name, options in found]

@@ -312,6 +312,36 @@ def test_the_first_examples_are_kept(tmp_path: Path, make_data: MakeData, monkey
     }
 
 
+def test_documents_are_looked_at_as_transforms_leave_them(
+    workers: int, tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece at the place of its document; what is left out has no faults, and a step that fails is one."""
+    monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 60)
+    (tmp_path / "a.jsonl").write_bytes(lines(["aa\0aa\n\nbbbbb\n\naa\0aa\n\n", "a\0a", "", GOOD[0], b"{", GOOD[1][:9]]))
+    (tmp_path / "b.jsonl").write_bytes(
+        lines([{"ids": list(range(9)), "loss_mask": [1] * 3 + [0] * 6}, {"ids": [300, 2]}])
+    )
+    cut, short = {"truncate": {"tokens": 9}}, {"drop": {"shorter": 6}}
+    texts = make_data(tmp_path / "a.jsonl", format="jsonl", transform=({"split": {"tokens": 7}}, short, cut))
+    ids = make_data(tmp_path / "b.jsonl", format="jsonl", field="ids", transform=({"truncate": {"tokens": 4}},))
+    tally = lint([texts, ids], LIMITS, workers=workers)
+    first = f"{tmp_path}/a.jsonl:1"
+    assert found(tally) == {
+        "L02": [f"{tmp_path}/a.jsonl:5"],
+        "L04": [f"{tmp_path}/b.jsonl:2"],
+        "L06": [f"{tmp_path}/a.jsonl:3"],
+        "L11": [first, first],
+        "L14": [first, f"{tmp_path}/a.jsonl:6"],
+    }
+    assert tally.changed == {"split": 1, "drop": 1, "truncate": 3} and (tally.documents, tally.refused) == (8, 2)
+    assert sorted(tally.lengths.elements()) == [1, 4, 8, 8, 8, 9, 9]
+    split = make_data(tmp_path / "b.jsonl", format="jsonl", field="ids", transform=({"split": {"tokens": 4}},))
+    assert found(lint([split], LIMITS, workers=workers)) == {
+        "L02": [f"{tmp_path}/b.jsonl:1"],
+        "L04": [f"{tmp_path}/b.jsonl:2"],
+    }
+
+
 def test_the_codes_are_documented() -> None:
     documented = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     assert [code for code, check in CHECKS.items() if f"| {code} | {check.what} |" not in documented] == []

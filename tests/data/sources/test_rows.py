@@ -73,6 +73,23 @@ def test_a_completion_counts_and_its_prompt_does_not(
     assert (second.text, second.prompt) == (b"b", 0)
 
 
+@FORMS
+def test_two_fields_of_any_names_are_a_prompt_and_its_answer(
+    form: str, write: Callable[..., None], tmp_path: Path, make_data: MakeData
+) -> None:
+    """Unless one field has this name."""
+    write([{"question": "2 + é = ", "answer": "4", "id": 7}, {"question": "a", "answer": "b", "id": 8}], tmp_path / "a")
+    first, second = documents(make_data(tmp_path / "a", format=form, field="question+answer"))
+    assert (first.text, first.prompt) == ("2 + é = 4".encode(), len("2 + é = ".encode()))
+    assert (second.text, second.prompt) == (b"ab", 1)
+    write([{"question": "a", "answer": "b", "question+answer": "c"}], tmp_path / "b")
+    (found,) = documents(make_data(tmp_path / "b", format=form, field="question+answer"))
+    assert (found.text, found.prompt) == (b"c", 0)
+    for field in ("question+answers", "question+", "+answer"):
+        with pytest.raises(DataError):
+            documents(make_data(tmp_path / "a", format=form, field=field))
+
+
 def test_answers_of_a_prompt_that_is_a_chat_do_not_count(tmp_path: Path, make_data: MakeData) -> None:
     as_lines([{"prompt": [*CHAT, USER], "completion": [ASSISTANT]}], tmp_path / "a")
     (found,) = documents(make_data(tmp_path / "a", format="jsonl"))
