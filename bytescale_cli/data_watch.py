@@ -52,6 +52,7 @@ def _answer(found: Watched) -> dict[str, Any]:
     """Return the state as JSON."""
     return {
         **vars(found),
+        "queue": None if found.queue is None else found.queue._asdict(),
         "roles": [one._asdict() for one in found.roles],
         "replaced": [one._asdict() for one in found.replaced],
         "sources": [{"source": one.source, "busy": one.busy, **one.packed._asdict()} for one in found.sources],
@@ -70,6 +71,9 @@ def _text(found: Watched) -> str:
     if found.loaders is not None:
         why = "" if found.loaders_for is None else f", last changed for {found.loaders_for}"
         facts.append(("loaders", f"{found.loaders:,}{why}"))
+    if found.queue is not None and found.queue_at is not None:
+        waiting, packing = found.queue
+        facts.append(("blocks", f"{waiting:,} waiting, {packing:,} being packed ({_time(found.queue_at)})"))
     parts = [output.record(f"{found.run}: {state}", facts)]
     if found.roles:
         roles = [

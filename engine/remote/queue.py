@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from engine.data.blocks.blocks import BlockId
+from engine.data.blocks.work import Queued
 
 
 class Queue:
@@ -75,6 +76,10 @@ class Queue:
         self._packing[block] = host
         self._free[host] -= 1
         return host, block
+
+    def queued(self) -> Queued:
+        """Return how many blocks no host has, and how many of them are being packed."""
+        return Queued(sum(block not in self._looking for block in self._waiting), len(self._packing))
 
     def lose(self, host: str) -> None:
         """Let no loader of a host take blocks any more; what it was packing waits before all others."""

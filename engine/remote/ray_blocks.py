@@ -19,6 +19,7 @@ from functools import partial
 from engine.data.blocks.blocks import BlockId, Lengths, Range, Slice, changed
 from engine.data.blocks.served import received_lengths
 from engine.data.blocks.texts import Texts
+from engine.data.blocks.work import Queued
 from engine.errors import BytescaleError
 from engine.remote.caller import Caller, RoleLostError
 from engine.remote.queue import Queue
@@ -79,6 +80,11 @@ class RayBlocks:
         kept = list(wanted)
         for host in self._queue.hosts:
             self._caller.start(host, "keep", [block for block in kept if self.owners.get(block) == host])
+
+    def queued(self) -> Queued:
+        """Return how many blocks wait for a loader of any host, and how many are being packed."""
+        with self._changed:
+            return self._queue.queued()
 
     def close(self) -> None:
         self.ask([])

@@ -33,6 +33,7 @@ from engine.data.corpus import Reader
 from engine.data.opening import open_run
 from engine.data.runtime import cuts
 from engine.data.runtime.constructor import Constructor, RankFiles
+from engine.data.runtime.events import QueueLog
 from engine.data.runtime.local import loader_count
 from engine.data.runtime.planner import Sent, SentSets, StepPlanner, received_sets, received_step
 from engine.data.steps import Cursor
@@ -106,6 +107,7 @@ class Planner:
 
         self._planner = StepPlanner(open_run(folder, job.config, make_blocks), job)
         self._names = [corpus.name for corpus in self._planner.steps.corpora]
+        self._queue = QueueLog(folder, self._blocks.queued)
         self._lock = threading.Lock()
         self._steps = dict[str, list[Sent]]()  # for each host
         self._sets = dict[int, list[SentSets]]()  # by the number of the order of documents, for each host
@@ -137,6 +139,7 @@ class Planner:
 
     def close(self) -> None:
         self._planner.close()
+        self._queue.close()
 
     def _owners(self, sequences: Iterable[bytes]) -> Owners:
         """Return the hosts of the blocks of texts of planned sequences."""

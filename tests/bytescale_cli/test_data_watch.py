@@ -24,6 +24,7 @@ def folder(tmp_path: Path) -> Path:
         event("lost", "host-0", 2, "deadline"),
         event("taken", "host-0", 3, "deadline", seconds=5.5),
         {"time": 5, "what": "scaled", "step": 2, "host": None, "before": 1, "after": 3, "source": "data"},
+        {"time": 6, "what": "queue", "waiting": 12, "packing": 4},
     ]
     lines = [{"step": 2, "packed": {"data": COST}, "plan_wait_s": 0.5, "data_wait_s": 0.25, "step_s": 2.0}]
     return write(tmp_path / "run", events, lines, "data.runtime=ray")
@@ -34,7 +35,9 @@ def test_tables_of_roles_replaced_actors_and_sources(folder: Path, capsys: Captu
     assert run(["data", "watch", str(folder), *flags]) == 0
     facts, roles, replaced, sources = capsys.readouterr().out.split("\n\n")
     assert facts.splitlines()[0] == f"{folder}: not running"
-    assert facts.splitlines()[-1].split() == ["loaders", "3,", "last", "changed", "for", "data"]
+    loaders, queue = facts.splitlines()[-2:]
+    assert loaders.split() == ["loaders", "3,", "last", "changed", "for", "data"]
+    assert queue.split()[:6] == ["blocks", "12", "waiting,", "4", "being", "packed"]
     rows = [line.split() for line in roles.splitlines()]
     assert rows[0] == ["role", "host", "epoch", "pid", "since", "state"]
     assert [row[:4] for row in rows[1:]] == [["planner", "0", "1", "101"], ["host-0", "0", "3", "103"]]
@@ -52,6 +55,7 @@ def test_json(folder: Path, capsys: Capture) -> None:
         {"time": 2.0, "role": "host-0", "host": 0, "epoch": 2, "why": "deadline", "by": 3, "seconds": 5.5}
     ]
     assert (found["loaders"], found["loaders_for"]) == (3, "data")
+    assert (found["queue"], found["queue_at"]) == ({"waiting": 12, "packing": 4}, 6)
     assert found["sources"] == [{"source": "data", "busy": 0.25, **COST}]
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from engine.data.runtime.events import read_events
+from engine.data.runtime.events import QUEUE, read_events
 from engine.data.steps import Cursor
 from engine.job import Job
 from engine.remote.view import View
@@ -76,6 +76,10 @@ class Rig:
     def events(self) -> list[dict[str, Any]]:
         return read_events(self.folder)
 
+    def queues(self) -> list[tuple[float, int, int]]:
+        """When the queue of the planner was noted, how many blocks waited, and how many were being packed."""
+        return [(one["time"], one["waiting"], one["packing"]) for one in self.events() if one["what"] == QUEUE]
+
     def state(self, role: str) -> dict[str, int]:
         found: dict[str, int] = self.trio.ask(state, role)
         return found
@@ -104,7 +108,9 @@ class Rig:
             bad += self.take(3, requested=True)
             bad += self.until(lambda view=before: self._replaced(role, view))  # type: ignore[misc]
             _, left = psutil.wait_procs([victim], timeout=10)
-            lost = [one["time"] - at for one in self.events()[events:] if (one["what"], one["role"]) == ("lost", role)]
+            lost = [
+                one["time"] - at for one in self.events()[events:] if (one["what"], one.get("role")) == ("lost", role)
+            ]
             yield Struck(bad, max(lost, default=0.0), max(self.seconds[steps:]), bool(left))
 
     def _replaced(self, role: str, before: View) -> bool:

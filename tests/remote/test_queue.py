@@ -49,6 +49,21 @@ def test_another_order_replaces_the_one_before() -> None:
     assert queue.take() is None, "B is not asked for any more"
 
 
+def test_how_many_blocks_wait_and_are_being_packed() -> None:
+    queue = Queue({"host-0": 1, "host-1": 1})
+    missing_everywhere(queue, queue.ask([A, B, C]))
+    queue.ask([A, B, C, D])
+    assert queue.queued() == (3, 0), "D may be packed on a host"
+    queue.take()
+    queue.missing_on("host-0", [D])
+    queue.missing_on("host-1", [D])
+    assert queue.queued() == (3, 1)
+    queue.take()
+    queue.found(A)
+    queue.lose("host-0" if queue._packing[B] == "host-0" else "host-1")
+    assert queue.queued() == (3, 0), "what a lost host was packing waits again"
+
+
 def test_what_is_needed_now_comes_first() -> None:
     queue = Queue({"host-0": 1})
     missing_everywhere(queue, queue.ask([A, B]))

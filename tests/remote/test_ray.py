@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,14 @@ def test_fifty_steps_are_those_of_the_local_runtime(rig: Rig) -> None:
     read = sum(rig.state(role)["read"] for role in ROLES[1:]) - before
     assert 1 <= read / (rig.reference.tokens - used) <= 1.01
     assert rig.state("planner")["tokens"] == 0
+
+
+def test_the_planner_notes_its_queue(rig: Rig) -> None:
+    """In the run folder, for `bytescale data watch`; about once a second, and only changes."""
+    assert rig.until(lambda: len(rig.queues()) > 1) == 0
+    found = rig.queues()
+    assert any(waiting or packing for _, waiting, packing in found)
+    assert all(later[0] - one[0] > 0.9 and later[1:] != one[1:] for one, later in pairwise(found))
 
 
 @pytest.mark.slow

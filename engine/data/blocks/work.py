@@ -1,4 +1,4 @@
-"""A block to pack, and what packing it costs a loader, which it measures in a run and for `profile-data --cost`."""
+"""A block to pack, how many there are, and what one costs a loader, which runs and `profile-data --cost` measure."""
 
 from __future__ import annotations
 
@@ -55,6 +55,13 @@ class Cost(NamedTuple):
             self.seconds + other.seconds,
             max(self.memory, other.memory),
         )
+
+
+class Queued(NamedTuple):
+    """How many of the blocks that were asked for are not packed."""
+
+    waiting: int  # for a loader
+    packing: int
 
 
 def pack_and_measure(work: Work) -> tuple[bool, Cost | None]:

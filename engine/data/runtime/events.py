@@ -4,6 +4,7 @@
 |---|---|---|
 | lost, taken | the supervisor of Ray | those of `Event` (engine/remote/supervisor.py) |
 | scaled | a planning process | step, host (null: all together), before, after, source: see `scaled` |
+| queue | the planner on Ray | waiting, packing: those of `Queued` (engine/data/blocks/work.py) |
 
 All have `time`, in seconds since 1970. A run that continues from a checkpoint appends to the same file.
 """
@@ -11,14 +12,21 @@ All have `time`, in seconds since 1970. A run that continues from a checkpoint a
 from __future__ import annotations
 
 import json
+import logging
+import threading
 import time
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
+from engine.data.blocks.work import Queued
 from engine.files import append
 from engine.readers import LARGE, parse_line, read_bytes
 from engine.run.folder import RunFolder
 
-SCALED = "scaled"
+SCALED, QUEUE = "scaled", "queue"
+_PAUSE_S = 1.0  # at least, between two events of a queue
+_EVENTS = 3600  # of a queue, after which the pause between two grows with their number
 
 
 class EventLog:
@@ -40,6 +48,40 @@ class EventLog:
 
     def close(self) -> None:
         self._file.close()
+
+
+class QueueLog:
+    """Appends how many blocks wait and are being packed, when that has changed, in a thread of its own.
+
+    It ends if that cannot be written; the run does not.
+    """
+
+    def __init__(self, folder: RunFolder, queued: Callable[[], Queued]) -> None:
+        self._folder, self._queued, self._ended = folder, queued, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="queue", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop, and append the last change."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with closing(EventLog(self._folder)) as log:
+                last, count, ended = None, 0, False
+                while not ended:
+                    ended = self._ended.wait(pause_s(count))
+                    if (now := self._queued()) != last:
+                        log.note(QUEUE, **now._asdict())
+                        last, count = now, count + 1
+        except OSError as error:
+            logging.getLogger(__name__).warning("events of the data plane cannot be written: %s", error)
+
+
+def pause_s(events: int) -> float:
+    """Return the least time between two events of a queue after so many. A month has at most 140,000."""
+    return _PAUSE_S * max(1.0, events / _EVENTS)
 
 
 def read_events(folder: RunFolder) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The state of the data plane of a run, from the files of its run folder: on any host, during the run or after it.
 
 ```
- data/events.jsonl   roles, replaced actors, how many loaders there are
+ data/events.jsonl   roles, replaced actors, how many loaders there are, blocks that wait
  metrics.jsonl       what loaders have packed, waits of the ranks
 ```
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.config.sources import source_configs
-from engine.data.blocks.work import Cost
-from engine.data.runtime.events import SCALED, read_events
+from engine.data.blocks.work import Cost, Queued
+from engine.data.runtime.events import QUEUE, SCALED, read_events
 from engine.errors import ConfigError
 from engine.files import LOCK
 from engine.run.folder import RunFolder
@@ -35,6 +35,8 @@ _NUMBERS: Mapping[str, tuple[type, ...]] = {
     "host": (int, type(None)),
     "epoch": (int,),
     "pid": (int,),
+    "waiting": (int,),
+    "packing": (int,),
 }
 Event = Mapping[str, Any]  # a line of data/events.jsonl (events.py)
 
@@ -80,6 +82,8 @@ class Watched:
     step: int  # the last finished one
     loaders: int | None  # of all hosts, after the last change; None: there was none
     loaders_for: str | None  # the source for which their number was changed last
+    queue: Queued | None  # of all hosts, as it was last noted; None: it never was
+    queue_at: float | None  # when, in seconds since 1970
     plan_wait_s: float | None  # in the last step
     data_wait_s: float | None
     roles: Sequence[Role]
@@ -106,6 +110,7 @@ def watched(run: Path) -> Watched:
     roles, replaced = _roles(events)
     changes, packed, busy = loaders_of(events), _packed(lines), _packed(lines[-_LAST_STEPS:])
     seconds = sum(line.get("step_s") or 0.0 for line in lines[-_LAST_STEPS:])
+    queues = [event for event in events if event["what"] == QUEUE]
     changed_for = [event.get("source") for event in events if event["what"] == SCALED]
     return Watched(
         run=str(run),
@@ -114,6 +119,8 @@ def watched(run: Path) -> Watched:
         step=last["step"],
         loaders=changes[-1][1] if changes else None,
         loaders_for=changed_for[-1] if changed_for else None,
+        queue=Queued(queues[-1]["waiting"], queues[-1]["packing"]) if queues else None,
+        queue_at=queues[-1]["time"] if queues else None,
         plan_wait_s=last.get("plan_wait_s"),
         data_wait_s=last.get("data_wait_s"),
         roles=roles,
@@ -140,6 +147,8 @@ def _is_known(event: Event) -> bool:
         return False
     if event["what"] == SCALED:
         return {"step", "before", "after"} <= event.keys() and isinstance(event.get("source"), str | None)
+    if event["what"] == QUEUE:
+        return {"waiting", "packing"} <= event.keys()
     if event["what"] in _OF_ROLES:
         is_text = all(isinstance(event.get(name), str) for name in ("role", "why"))
         return is_text and event.get("host") is not None and {"epoch", "seconds"} <= event.keys()

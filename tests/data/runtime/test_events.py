@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from engine.data.runtime.events import EventLog, read_events
+from engine.data.blocks.work import Queued
+from engine.data.runtime import events
+from engine.data.runtime.events import QUEUE, EventLog, QueueLog, read_events
 from engine.run.folder import RunFolder
 
 
@@ -36,3 +40,47 @@ def test_what_a_crash_has_left_of_a_line_is_dropped(tmp_path: Path, rest: bytes)
     with folder.plane_events.open("ab") as file:
         file.write(rest)
     assert [event["what"] for event in read_events(folder)] == ["lost"]
+
+
+def queues(folder: RunFolder, holds: Callable[[list[Queued]], bool] = bool) -> list[Queued]:
+    """The queues that were noted, as soon as something holds for them."""
+    last = time.monotonic() + 20
+    while True:
+        found = [Queued(one["waiting"], one["packing"]) for one in read_events(folder) if one["what"] == QUEUE]
+        if holds(found) or time.monotonic() > last:
+            return found
+        time.sleep(0.005)
+
+
+def test_a_queue_is_noted_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end, too, whatever the pause."""
+    monkeypatch.setattr(events, "_PAUSE_S", 0.01)
+    folder, now, asked = RunFolder(tmp_path), [Queued(3, 1)], list[int]()
+
+    def queued() -> Queued:
+        asked.append(len(asked))
+        return now[0]
+
+    log = QueueLog(folder, queued)
+    while len(asked) < 5:
+        time.sleep(0.005)
+    assert queues(folder) == [(3, 1)]
+    now[0] = Queued(0, 2)
+    assert queues(folder, lambda found: len(found) == 2) == [(3, 1), (0, 2)]
+    monkeypatch.setattr(events, "_PAUSE_S", 1000)
+    time.sleep(0.05)
+    now[0] = Queued(0, 0)
+    log.close()
+    assert queues(folder) == [(3, 1), (0, 2), (0, 0)]
+
+
+def test_events_of_a_queue_are_rarer_the_more_there_are() -> None:
+    """Else those of a long run would take too long to read: one a second for a month would be 2.6 million."""
+    assert events.pause_s(0) == events.pause_s(3600) == 1
+    assert sum(map(events.pause_s, range(140_000))) > 30 * 24 * 3600
+
+
+def test_a_run_whose_events_cannot_be_written_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "data").write_text("no folder")
+    QueueLog(RunFolder(tmp_path), lambda: Queued(0, 0)).close()
+    assert "cannot be written" in caplog.text

@@ -69,6 +69,14 @@ def test_loaders_are_those_of_the_last_change(tmp_path: Path) -> None:
     assert (found.loaders, found.loaders_for) == (None, None)
 
 
+def test_the_queue_is_the_last_that_was_noted(tmp_path: Path) -> None:
+    events = [{"time": at, "what": "queue", "waiting": 9 - at, "packing": at} for at in (1, 2)]
+    found = watched(write(tmp_path / "run", [*events, scaled(1, None, 1, 2)], []))
+    assert (found.queue, found.queue_at) == ((7, 2), 2)
+    found = watched(write(tmp_path / "new", [], []))
+    assert (found.queue, found.queue_at) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
@@ -104,6 +112,8 @@ def test_whether_a_run_is_running_is_whether_its_folder_is_locked(tmp_path: Path
         '{"what": "scaled", "time": 1, "before": 1, "after": 2}',
         '{"what": "scaled", "time": 1, "step": 1, "before": 1, "after": "b"}',
         '{"what": "scaled", "time": 1, "step": 1, "before": 1, "after": 2, "source": []}',
+        '{"what": "queue", "time": 1, "waiting": 1}',
+        '{"what": "queue", "time": 1, "waiting": 1, "packing": null}',
     ],
 )
 def test_events_with_values_of_other_types_are_left_out(tmp_path: Path, line: str) -> None:
