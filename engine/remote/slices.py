@@ -14,9 +14,8 @@ from concurrent.futures import Future
 from functools import partial
 
 from engine.data.arrays import to_bytes
-from engine.data.blocks.blocks import BlockId, Range, Slice
+from engine.data.blocks.blocks import BlockId, Lengths, Range, Slice
 from engine.data.blocks.local_blocks import LocalBlocks
-from engine.data.blocks.packed import Packed
 from engine.data.blocks.served import Served, joined, received_slices
 from engine.remote.caller import Caller, RoleLostError
 
@@ -78,7 +77,7 @@ class HostBlocks:
     def ask(self, wanted: Iterable[BlockId]) -> None:
         self.local.ask(wanted)
 
-    def lengths(self, block: BlockId) -> Packed:
+    def lengths(self, block: BlockId) -> Lengths:
         return self.local.lengths(block)
 
     def keep(self, wanted: Iterable[BlockId]) -> None:

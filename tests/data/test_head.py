@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from engine.config.load import load
+from engine.data.blocks.known import LengthsCache
 from engine.data.blocks.local_blocks import _opened
 from engine.data.head import Piece, decode, first_tokens, step_after, step_of_run
 from engine.data.history import History
@@ -154,8 +155,10 @@ def test_nothing_is_shown_of_documents_that_have_changed(tmp_path: Path, now: li
         assert (one.place.problem is None) == (one.inputs is not None) == bool(one.ids) == bool(one.text) == same
 
 
-def test_loss_tokens_are_those_of_the_documents_that_were_chosen(tmp_path: Path) -> None:
-    """A block that is opened once more may have other masks by then."""
+def test_loss_tokens_are_those_of_the_documents_that_were_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block that is opened once more may have other masks by then. Lengths that are still known are the same."""
     path = tmp_path / "a.jsonl"
 
     def write(mask: int) -> None:
@@ -171,5 +174,7 @@ def test_loss_tokens_are_those_of_the_documents_that_were_chosen(tmp_path: Path)
     assert table.loss_tokens.sum() == 2 * len(table)
     write(1)
     _opened.cache_clear()
+    assert step_after(steps, Cursor(), 1, none).loss_tokens.tolist() == table.loss_tokens.tolist()
+    monkeypatch.setattr(LengthsCache, "get", lambda cache, block: None)
     with refused(DataError, f"{tmp_path}/a.jsonl"):
         step_after(steps, Cursor(), 1, none)

@@ -12,7 +12,6 @@ from tokenizers import models, pre_tokenizers
 from engine.config import schema
 from engine.config.load import load
 from engine.config.schema import Segment, Source
-from engine.data.blocks.local_blocks import _opened
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus
 from engine.data.opening import list_blocks, open_run, open_sources
 from engine.data.overview import Corpora
@@ -75,8 +74,7 @@ def test_a_run_opens_its_tokenizer_to_pack_only(tmp_path: Path) -> None:
     run_folder, corpora = RunFolder(tmp_path), Corpora(config)
     write_facts(run_folder, config, corpora, 0)
     shutil.rmtree(tmp_path / "cache")  # few documents are packed at the start
-    _opened.cache_clear()
-    corpora.sources[0].lengths(0)
+    Corpora(config).sources[0].lengths(0)
     content = path.read_bytes()
     for now in (None, content + b" "):
         path.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import lru_cache
 
 from engine.data.blocks.blocks import BlockId, Range, Slice, changed
+from engine.data.blocks.known import KnownLengths, LengthsCache
 from engine.data.blocks.loaders import Loaders
 from engine.data.blocks.packed import Packed
 from engine.data.blocks.texts import Texts
@@ -27,14 +28,17 @@ class LocalBlocks:
 
     def __init__(self, texts: Mapping[str, Texts], loaders: Loaders | None = None) -> None:
         """Take the sources of texts by name. The loaders are closed with this object."""
-        self._texts, self._loaders = texts, loaders
+        self._texts, self._loaders, self._known = texts, loaders, LengthsCache()
 
     def ask(self, wanted: Iterable[BlockId]) -> None:
         if self._loaders is not None:
             self._loaders.ask(map(self._work, wanted))
 
-    def lengths(self, block: BlockId) -> Packed:
-        return _opened(self, block)
+    def lengths(self, block: BlockId) -> KnownLengths:
+        if (found := self._known.get(block)) is None:
+            found = KnownLengths.of(_opened(self, block))
+            self._known.add(block, found)
+        return found
 
     def slices(self, wanted: Sequence[Range]) -> list[Slice]:
         return [self._slice(one) for one in wanted]
@@ -59,7 +63,7 @@ class LocalBlocks:
         block, texts = BlockId(wanted.source, wanted.block), self._texts[wanted.source]
         if block.block >= len(texts.blocks):
             raise changed(block, wanted.document, [texts.place])
-        return self.lengths(block).read(wanted, texts.blocks[block.block].files)
+        return _opened(self, block).read(wanted, texts.blocks[block.block].files)
 
     def is_packed(self, block: BlockId) -> bool:
         """Return whether a block is packed; False also for one that does not exist."""

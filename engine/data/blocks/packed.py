@@ -50,13 +50,17 @@ class Packed:
         counted = self.tokens.counted_of(self.first, self.last)
         if counted is None:
             return np.empty((0, 3), dtype=np.int64)
-        ends = np.cumsum(self.tokens.lengths(self.first, self.last))
-        masked = np.flatnonzero(~counted)
-        document = np.searchsorted(ends, masked, side="right")
-        place = masked - np.append(0, ends)[document]
-        apart = np.diff(masked + document) > 1  # a run also ends with its document
-        first, last = np.append(True, apart)[: len(masked)], np.append(apart, True)[: len(masked)]
-        return np.stack([document[first], place[first], place[last] + 1], axis=1)
+        masked, ends = ~counted, np.cumsum(self.tokens.lengths(self.first, self.last))
+        # A token begins a run if the one before it is not masked, or is of another document.
+        begins, stops = masked.copy(), masked.copy()
+        begins[1:] &= counted[:-1]
+        stops[:-1] &= counted[1:]
+        edges = ends[(ends > 0) & (ends < len(masked))]
+        begins[edges], stops[edges - 1] = masked[edges], masked[edges - 1]
+        first, last = np.flatnonzero(begins), np.flatnonzero(stops)
+        document = np.searchsorted(ends, first, side="right")
+        before = np.append(0, ends)[document]
+        return np.stack([document, first - before, last + 1 - before], axis=1)
 
     def read(self, wanted: Range, files: list[str]) -> Slice:
         """Return the tokens of a range of this block. `files` are those of the block, for messages.

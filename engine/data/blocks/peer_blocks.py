@@ -11,18 +11,16 @@ owner is late or gone is packed by each host that needs it: the content is the s
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 from engine.data.blocks.blocks import BlockId, Lengths, Range, Slice
+from engine.data.blocks.known import LengthsCache
 from engine.data.blocks.local_blocks import LocalBlocks
 from engine.data.blocks.peers import Hosts, Peer, PeerServer
-from engine.data.blocks.served import SentLengths
 from engine.data.blocks.texts import Texts
 
-_KNOWN = 1 << 22  # documents whose lengths are kept, 12 bytes each
 _TOGETHER = 256  # blocks whose lengths are asked for at once
 
 
@@ -40,8 +38,7 @@ class PeerBlocks:
         self._texts, self._local, self._own, self._placed = texts, local, hosts.identity, placed
         self._peers = {one: Peer(place, hosts.secret, self._pack_ahead) for one, place in hosts.others.items()}
         self._owners = dict[BlockId, str]()
-        self._known, self._documents = OrderedDict[BlockId, SentLengths](), 0
-        self._changing = threading.Lock()  # of what is known
+        self._known = LengthsCache()  # of blocks of other hosts
         self._asked: Sequence[BlockId] = ()
         self._closed = False
         self._server = PeerServer(local, hosts)
@@ -66,21 +63,15 @@ class PeerBlocks:
         self._pack_ahead()
 
     def lengths(self, block: BlockId) -> Lengths:
-        with self._changing:
-            if (found := self._known.get(block)) is not None:
-                self._known.move_to_end(block)
-                return found
+        if (found := self._known.get(block)) is not None:
+            return found
         peer = self._peer(block)
         if peer is None or self._local.is_packed(block):
             return self._local.lengths(block)
         others = [one for one in self._asked if one != block and one not in self._known and self._peer(one) is peer]
         answered = peer.lengths([block, *others[: _TOGETHER - 1]])
-        with self._changing:
-            for one, lengths in answered.items():
-                self._documents += len(lengths) - len(self._known.pop(one, ()))
-                self._known[one] = lengths
-            while self._documents > _KNOWN and len(self._known) > 1:
-                self._documents -= len(self._known.popitem(last=False)[1])
+        for one, lengths in answered.items():
+            self._known.add(one, lengths)
         return answered[block] if block in answered else self._local.lengths(block)
 
     def slices(self, wanted: Sequence[Range]) -> list[Slice]:

@@ -26,9 +26,9 @@ from multiprocessing.connection import Connection
 
 from engine.control.sockets import Acceptor, connected, listening
 from engine.data.blocks.blocks import BlockId, Range, Slice
+from engine.data.blocks.known import KnownLengths
 from engine.data.blocks.local_blocks import LocalBlocks
 from engine.data.blocks.served import (
-    SentLengths,
     Served,
     ranges_payload,
     received_lengths,
@@ -112,9 +112,9 @@ class Peer:
         """Whether the host is not asked for a while, because it has not answered."""
         return time.monotonic() < self._late_until
 
-    def lengths(self, wanted: Sequence[BlockId]) -> dict[BlockId, SentLengths]:
+    def lengths(self, wanted: Sequence[BlockId]) -> dict[BlockId, KnownLengths]:
         """Return the lengths of blocks: of the first one, unless the host is late, and of others that are packed."""
-        found, last = dict[BlockId, SentLengths](), time.monotonic() + _LATE_S
+        found, last = dict[BlockId, KnownLengths](), time.monotonic() + _LATE_S
         while wanted[0] not in found and time.monotonic() < last:
             missing = [block for block in wanted if block not in found]
             answer = self._ask(_LENGTHS + json.dumps(missing).encode())

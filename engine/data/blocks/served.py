@@ -16,19 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.data.arrays import from_bytes, to_bytes
-from engine.data.blocks.blocks import BlockId, Range, Slice
+from engine.data.blocks.blocks import BlockId, Lengths, Range, Slice
+from engine.data.blocks.known import KnownLengths
 from engine.data.blocks.local_blocks import LocalBlocks
-from engine.data.blocks.packed import Packed
 from engine.data.parts import LeftOut
 from engine.errors import DataError, StorageError
-from engine.units import Ints
 
 
 class Served:
@@ -39,7 +37,7 @@ class Served:
 
     def lengths(self, wanted: Sequence[BlockId]) -> bytes:
         """Return the lengths of those of the blocks that are packed, as `received_lengths` reads them."""
-        found = dict[BlockId, Packed]()
+        found = dict[BlockId, Lengths]()
         for block in wanted:
             with suppress(DataError, StorageError):
                 if self._blocks.is_packed(block):
@@ -61,29 +59,7 @@ class Served:
         return to_bytes(None, joined(found))
 
 
-@dataclass(frozen=True, eq=False)
-class SentLengths:
-    """The Lengths of a block that another host has packed."""
-
-    left_out: LeftOut | None
-    counts: NDArray[np.int32]  # [D] inputs of each document
-    hashes: NDArray[np.uint64]  # [D]
-    masked: NDArray[np.int32]  # [M, 3] the masked runs
-
-    def __len__(self) -> int:
-        return len(self.counts)
-
-    def inputs(self) -> Ints:
-        return self.counts.astype(np.int64)
-
-    def hash(self, first: int = 0, last: int | None = None) -> NDArray[np.uint64]:
-        return self.hashes[first:last]
-
-    def runs(self) -> Ints:
-        return self.masked.astype(np.int64)
-
-
-def lengths_payload(blocks: Mapping[BlockId, Packed]) -> bytes:
+def lengths_payload(blocks: Mapping[BlockId, Lengths]) -> bytes:
     """Return the lengths of blocks as a buffer."""
     head = list[Any]()
     counts, hashes = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.uint64)]
@@ -97,16 +73,16 @@ def lengths_payload(blocks: Mapping[BlockId, Packed]) -> bytes:
     return to_bytes(head, arrays | {"runs": np.concatenate(runs)})
 
 
-def received_lengths(payload: bytes) -> dict[BlockId, SentLengths]:
+def received_lengths(payload: bytes) -> dict[BlockId, KnownLengths]:
     """Return the lengths of the blocks of a payload. Raises ValueError for another buffer."""
     head, arrays = from_bytes(payload)
-    found, document, run = dict[BlockId, SentLengths](), 0, 0
+    found, document, run = dict[BlockId, KnownLengths](), 0, 0
     for source, block, documents, runs, left_out in head:
         here, rows = slice(document, document + documents), slice(run, run + runs)
         # Copies, so that a block which is kept does not keep the others.
         columns = arrays["inputs"][here].copy(), arrays["hashes"][here].copy(), arrays["runs"][rows].copy()
         facts = None if left_out is None else LeftOut.of_json(dict(zip(LeftOut._fields, left_out, strict=True)))
-        found[BlockId(source, block)] = SentLengths(facts, *columns)
+        found[BlockId(source, block)] = KnownLengths(facts, *columns)
         document, run = here.stop, rows.stop
     return found
 

@@ -10,8 +10,9 @@ import pytest
 
 from engine.config.schema import Config
 from engine.data.blocks.blocks import BlockId, Range, Slice
+from engine.data.blocks.known import KnownLengths
 from engine.data.blocks.local_blocks import LocalBlocks
-from engine.data.blocks.served import SentLengths, Served, received_lengths
+from engine.data.blocks.served import Served, received_lengths
 from engine.data.blocks.texts import Texts
 from engine.data.ledger import Ledger
 from engine.data.opening import MakeBlocks, list_blocks, open_sources
@@ -37,7 +38,7 @@ class SentBlocks:
     def ask(self, wanted: Iterable[BlockId]) -> None:
         self.asked = list(wanted)
 
-    def lengths(self, block: BlockId) -> SentLengths:
+    def lengths(self, block: BlockId) -> KnownLengths:
         self._blocks.lengths(block)
         return received_lengths(Served(self._blocks).lengths([block]))[block]
 
