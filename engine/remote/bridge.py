@@ -35,6 +35,7 @@ class Bridge:
         from engine.remote import cluster  # imports ray, which ranks must not
 
         cluster.connect(namespace(folder.root))
+        cluster.end_with_node()  # another process gets the question then
         self._caller, self._role = cluster.open_caller(namespace(folder.root)), host_role(host)
 
     def step(self, cursor: Cursor) -> tuple[Sent, RankFiles]:

@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -25,11 +26,11 @@ import ray
 from ray.experimental import internal_kv
 from ray.util import list_named_actors
 
-from engine.errors import PreflightError, Problem
+from engine.errors import ExitCode, PreflightError, Problem
 from engine.remote.actor import Actor, Roles
 from engine.remote.caller import Answer, Caller
 from engine.remote.checks import address_problem
-from engine.remote.plane import ADDRESS, NODE_ADDRESS, host_resource, of_same_run
+from engine.remote.plane import ADDRESS, FILES, NODE_ADDRESS, host_resource, of_same_run
 from engine.remote.supervisor import Beat
 from engine.remote.view import Member, Process, View
 from engine.selection import first_line
@@ -38,7 +39,8 @@ from engine.selection import first_line
 _GROUPS = {"beat": 1, "control": 1, "pack": 16, "lengths": 4, "build": 2}
 _GROUP_OF = {"pack": "pack", "read": "pack"} | dict.fromkeys(("step", "validation", "build", "build_sets"), "build")
 _KEPT_VIEWS = 8
-_CONNECT_S, _AGAIN_S = 120.0, 0.5
+_CONNECT_S, _AGAIN_S = 120.0, 0.1
+_LOOK_S = 0.1  # between two looks whether Ray on this node has died
 _HOME = Path(__file__).parent.parent.parent
 
 
@@ -90,12 +92,35 @@ def open_caller(namespace: str) -> Caller:
 
 
 def _surroundings(namespace: str) -> tuple[Caller, Path]:
-    """Return the caller of an actor, and the folder of this host for its files, which ends with the node's Ray."""
-    session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
-    for other in session.glob("bytescale-*"):
+    """Return the caller of an actor, and the folder of this host for its files. The agent removes it at the end.
+
+    In a cluster that stays, Ray does.
+    """
+    files = Path(os.environ.get(FILES) or _session())
+    for other in files.glob("bytescale-*"):
         if other.name != namespace and of_same_run(other.name, namespace):  # files of an earlier start
             shutil.rmtree(other, ignore_errors=True)
-    return open_caller(namespace), session / namespace
+    return open_caller(namespace), files / namespace
+
+
+def _session() -> Path:
+    """Return the folder of Ray on this node."""
+    return Path(ray._private.worker.global_worker.node.get_session_dir_path())
+
+
+def end_with_node() -> None:
+    """Let this process, which is connected, end when Ray on this node has died: it cannot use the one that follows."""
+    path = _session()
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # so that no other one gets its number
+
+    def watch() -> None:
+        with suppress(FileNotFoundError):
+            while os.path.samestat(os.fstat(folder), path.stat()):
+                time.sleep(_LOOK_S)
+        logging.getLogger(__name__).warning("Ray on this node has died")
+        os._exit(int(ExitCode.HANG))
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class RayBoard:

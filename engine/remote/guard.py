@@ -5,11 +5,13 @@
        <---- {"up": true} or {"failed": why} ------                                            raylet ----> actors
 ```
 All processes of Ray are below the guard, whatever their own parents do: it adopts orphans, kills them one generation
-after the other, and removes the folder of the node. So nothing is left when the agent is killed, or ends. If the guard
-itself is killed, the agent, which adopts orphans too, kills what was below it.
+after the other, and removes the folder of the node. So nothing is left when the agent is killed, or ends. The guard is
+two processes, of which one does only this when the other is killed. If both are, the agent does, which adopts orphans
+too; so any two of the three may be killed at once.
 
-When Ray's own processes die, the guard starts them again. A head forgets everything then, so nodes whose head has gone
-start again, too. Imports no ray.
+When Ray's own processes die, or a signal has stopped them for some seconds, the guard starts them again. The head has
+what it knows in files, so actors and other nodes stay when its server dies; if the raylet of a node dies, so do the
+actors of this node. Imports no ray.
 """
 
 from __future__ import annotations
@@ -23,29 +25,62 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from engine.control.processes import adopt_orphans, children, continue_without_parent, kill_children
+from engine.control.processes import (
+    StopWatch,
+    adopt_orphans,
+    children,
+    continue_without_parent,
+    is_stopped,
+    kill_children,
+)
 from engine.readers import parse_line
 from engine.remote.checks import is_listening
 from engine.remote.node import Settings
 
 _LOOK_S = 0.1
-_HEAD_S = 60.0  # for the head to listen, at the start and after its death
-_HEAD_LOOK_S = 1.0  # between two looks whether the head still listens
-_MISSES = 3  # of these looks in a row, after which the head is gone
+_HEAD_S = 60.0  # for the head to listen at the start
 _ATTEMPTS = 3  # starts in a row that may fail
+_LEAVE_S = 5.0  # for a guard to end everything
+_SERVER = "gcs_server"  # Ray's name for that of the head
 
 
 class _LeftError(Exception):
     """The agent is gone."""
 
 
+class _Server:
+    """The server of the head, which can be started as Ray has started it."""
+
+    def __init__(self, pid: int) -> None:
+        place = Path(f"/proc/{pid}")
+        self._arguments = (place / "cmdline").read_bytes().split(b"\0")[:-1]
+        self._environment = dict(
+            one.split(b"=", 1) for one in (place / "environ").read_bytes().split(b"\0") if b"=" in one
+        )
+        self._outputs = [(place / "fd" / number).readlink() for number in ("1", "2")]
+        self.has_listened = True
+
+    def again(self) -> int | None:
+        """Start it again, and return its process number; None if it has ended before it listened."""
+        if not self.has_listened:
+            return None
+        self.has_listened = False
+        with self._outputs[0].open("ab") as out, self._outputs[1].open("ab") as errors:
+            process = subprocess.Popen(
+                self._arguments, env=self._environment, stdin=subprocess.DEVNULL, stdout=out, stderr=errors
+            )
+        process.returncode = 0  # the guard waits for it, as for all others
+        return process.pid
+
+
 class Guard:
     """Ray on this node."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self._settings, self._keeper = settings, os.getppid()
         self._reaped = dict[int, int]()  # statuses of processes that have ended
 
     def run(self) -> None:
@@ -77,9 +112,12 @@ class Guard:
             os.write(1, json.dumps(message).encode() + b"\n")
 
     def _look(self, *waits: Any) -> bool:
-        """Wait a moment; return whether there is something to read. Raises _LeftError if the agent is gone."""
+        """Wait a moment; return whether there is something to read. Raises _LeftError if the agent is gone.
+
+        Or the other process of the guard.
+        """
         readable, _, _ = select.select([0, *waits], [], [], _LOOK_S)
-        if 0 in readable and not os.read(0, 1024):
+        if os.getppid() != self._keeper or (0 in readable and not os.read(0, 1024)):
             raise _LeftError
         with suppress(ChildProcessError):
             while True:
@@ -120,20 +158,50 @@ class Guard:
         return answer
 
     def _watch(self, processes: dict[str, int]) -> str:
-        """Wait until one of Ray's processes has ended, or the head is gone; return which one."""
-        looked, misses = time.monotonic(), 0
+        """Wait until one of Ray's processes has ended without which the others cannot go on; return which one."""
+        server = _Server(processes[_SERVER]) if _SERVER in processes else None
+        watches = {name: StopWatch() for name in processes}
         while True:
             self._look()
+            if server is not None and not server.has_listened:
+                server.has_listened = is_listening(self._settings.head, self._settings.port)
             for name, pid in processes.items():
-                if pid in self._reaped:
-                    return f"Ray's {name} has ended with code {self._reaped[pid]}"
-            now = time.monotonic()
-            if self._settings.is_head or now - looked < _HEAD_LOOK_S:
-                continue
-            looked = now
-            misses = 0 if is_listening(self._settings.head, self._settings.port) else misses + 1
-            if misses == _MISSES:
-                return f"the head of Ray at {self._settings.head_address} is gone"
+                if pid not in self._reaped:
+                    if watches[name].note(is_stopped(pid)):
+                        os.kill(pid, signal.SIGKILL)
+                    continue
+                why = f"Ray's {name} has ended with code {self._reaped[pid]}"
+                again = server.again() if server is not None and name == _SERVER else None
+                if again is None:
+                    return why
+                print(f"{why}; it is started again", file=sys.stderr, flush=True)
+                processes[name], watches[name] = again, StopWatch()
+
+
+def _guard(settings: Settings) -> None:
+    """Guard Ray until the agent is gone; then end all processes below this one."""
+    adopt_orphans()
+    continue_without_parent()
+    try:
+        with suppress(_LeftError):
+            Guard(settings).run()
+    finally:
+        kill_children()
+        assert not children()
+        shutil.rmtree(settings.folder, ignore_errors=True)
+
+
+def _keep(guard: int, folder: str) -> None:
+    """Wait for the other process to end; then end what it has left."""
+    agent, last = select.poll(), float("inf")
+    agent.register(0, 0)  # tells that the other end is closed
+    while os.waitpid(guard, os.WNOHANG)[0] == 0:
+        if last < float("inf") or agent.poll(1000 * _LOOK_S):
+            last = min(last, time.monotonic() + _LEAVE_S)
+            os.kill(guard, signal.SIGCONT if time.monotonic() < last else signal.SIGKILL)  # it may be stopped
+            time.sleep(_LOOK_S)
+    kill_children()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> None:
@@ -149,13 +217,11 @@ def main() -> None:
             return
         line += more
     settings = Settings.of_json(line.decode())
-    try:
-        with suppress(_LeftError):
-            Guard(settings).run()
-    finally:
-        kill_children()
-        assert not children()
-        shutil.rmtree(settings.folder, ignore_errors=True)
+    guard = os.fork()
+    if guard == 0:
+        _guard(settings)
+    else:
+        _keep(guard, settings.folder)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 ```
  /tmp/bytescale-ray-x1y2z3/     0700: its path is short, because paths of Unix sockets have at most 107 bytes
      token                      0600: the same on all nodes of the run
-     r/                         sessions of Ray: logs, sockets, objects that /dev/shm cannot hold
+     r/                         sessions of Ray: logs, sockets, objects that /dev/shm cannot hold; new after a restart
+     gcs/                       what the head knows; it goes on with it after a restart
+     files/                     of actors, which ranks may not have opened yet when Ray dies
 ```
 Ray listens on the interface of `Settings.address` only, and with the token. It has no dashboard, no jobs API, no
 autoscaler, no client server, and sends no statistics. Imports no ray.
@@ -33,7 +35,7 @@ from engine.control.processes import kill_session
 from engine.files import append
 from engine.readers import parse_line
 from engine.remote.checks import own_environment
-from engine.remote.plane import ADDRESS, AUTH_MODE, NODE_ADDRESS, TOKEN_PATH, host_resource
+from engine.remote.plane import ADDRESS, AUTH_MODE, FILES, NODE_ADDRESS, TOKEN_PATH, host_resource
 from engine.safe_path import safe_path
 
 if TYPE_CHECKING:
@@ -53,6 +55,11 @@ _FIXED = {
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
+    # Of nodes, by the head: one whose processes have all died is known after 2 s, not 15. One that is only slow has
+    # 10 s for each answer.
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_failure_threshold": "4",
 }
 # Without it, Ray replaces a loopback address by that of the default route, on which nothing listens.
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -179,7 +186,7 @@ class NodeRay:
             guard = subprocess.Popen(
                 [sys.executable, "-m", "engine.remote.guard"],
                 bufsize=0,
-                env={**own_environment(variables), **safe_path(), **_variables(settings)},
+                env={**own_environment(variables), **safe_path(), **_variables(settings), **_storage(settings)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -236,7 +243,14 @@ class NodeRay:
 def _variables(settings: Settings) -> dict[str, str]:
     """Return the variables of all processes that use this Ray."""
     loopback = _LOOPBACK if _is_loopback(settings.head) else {}
-    return {**_FIXED, **loopback, TOKEN_PATH: f"{settings.folder}/token"}
+    return {**_FIXED, **loopback, TOKEN_PATH: f"{settings.folder}/token", FILES: f"{settings.folder}/files"}
+
+
+def _storage(settings: Settings) -> dict[str, str]:
+    """Return the variables with which the head keeps what it knows in files, not in memory that dies with it."""
+    if not settings.is_head:
+        return {}
+    return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{settings.folder}/gcs"}
 
 
 def _is_loopback(host: str) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,6 +112,7 @@ class Planner:
         self._lock = threading.Lock()
         self._steps = dict[str, list[Sent]]()  # for each host
         self._sets = dict[int, list[SentSets]]()  # by the number of the order of documents, for each host
+        self._planned = 0  # steps
 
     def step(self, cursor: Cursor, host: int) -> PlannedStep:
         """Return the step at a cursor for a host. It is planned once for all hosts."""
@@ -118,6 +120,7 @@ class Planner:
         with self._lock:
             if key not in self._steps:
                 self._steps[key] = self._planner.step_of_hosts(cursor, self._hosts)
+                self._planned += 1
                 for old in list(self._steps)[:-_KEPT_STEPS]:
                     del self._steps[old]
             sent = self._steps[key][host]
@@ -132,9 +135,14 @@ class Planner:
         return PlannedSets(sent, self._owners(sent.values()))
 
     def state(self) -> dict[str, Any]:
-        """Return bytes of lengths and tokens that came, blocks with a host, calls asked again, late answers refused."""
+        """Return what is worth seeing.
+
+        Steps planned, bytes of lengths and tokens that came, blocks with a host, calls asked again, late answers
+        refused.
+        """
         blocks = self._blocks
         found = {"received": blocks.received, "tokens": blocks.tokens, "blocks": len(blocks.owners)}
+        found["planned"] = self._planned
         return found | {"again": self._caller.asked_again, "refused": self._caller.refused}
 
     def close(self) -> None:
@@ -201,11 +209,12 @@ class Host(Packer):
         files: Path,
         epoch: int,
     ) -> None:
-        """Rank files of each epoch have a folder of their own: who was replaced may still write into his."""
+        """Each one has a folder of its own for rank files: who was replaced may still write into his."""
         data = job.config.data
-        self._caller, self._files, self._folder = caller, files, files / f"epoch-{epoch}"
+        files.mkdir(parents=True, exist_ok=True)
+        self._caller, self._files = caller, files
+        self._folder = Path(tempfile.mkdtemp(prefix=f"epoch-{epoch}-", dir=files))
         self._host = host_of(role)
-        self._folder.mkdir(parents=True, exist_ok=True)
 
         def make_blocks(texts: Mapping[str, Texts]) -> HostBlocks:
             local = LocalBlocks(texts, Loaders(loader_count(data), data.spool) if texts else None)

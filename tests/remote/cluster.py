@@ -1,36 +1,112 @@
-"""A Ray of two hosts on this machine. Each host has a cache folder of its own, FOLDER/host-N."""
+"""A Ray of two hosts on this machine, 127.0.0.1 and 127.0.0.2, each with a cache folder of its own, and its agents."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
-from engine.remote.node import NodeRay, token_of
-from engine.remote.plane import START
-from tests.remote.rays import said
+from engine.control.protocol import RayNode
+from engine.job import Job
+from engine.launch.agents.data_plane import DataPlane
+from engine.remote.checks import version
+from engine.run.cause import Cause
+from engine.run.folder import RunFolder
 
+HOSTS, RANKS = 2, 4
+ADDRESSES = ["127.0.0.1", "127.0.0.2"]
 _MEMORY = 400 << 20
+_LOOK_S = 0.05
+
+
+class Agents:
+    """What the agents of both hosts do for the data plane of a run, in a thread."""
+
+    def __init__(self, folder: RunFolder, job: Job, caches: Path, ray: str | None) -> None:
+        """Start Ray and the supervisor; only the supervisor if there is an address of a `ray`."""
+        self._folder, self._ray = folder, ray
+        self._caches, self.causes = caches, list[Cause]()
+        places = [[job.mesh.place(host * RANKS + rank) for rank in range(RANKS)] for host in range(HOSTS)]
+        self._hosts = [sorted({one.hdp for one in of_host}) for of_host in places]
+        self.planes = list[DataPlane]()
+        self._closed, started = threading.Event(), threading.Event()
+        # Processes are started in this thread, and end with it.
+        self._thread = threading.Thread(target=self._run, args=(started,))
+        self._thread.start()
+        started.wait()
+
+    def _run(self, started: threading.Event) -> None:
+        try:
+            for host in range(HOSTS if self._ray is None else 1):
+                node = RayNode(host, version() or "", _MEMORY, self._ray, [] if host else self._hosts, "1")
+                environment = os.environ | {"XDG_CACHE_HOME": str(self._caches / f"host-{host}")}
+                head = self.planes[0].address if host else None
+                self.planes.append(DataPlane(node, self._folder, environment, ADDRESSES[host], head, b"a secret"))
+            started.set()
+            while not self._closed.wait(_LOOK_S):
+                self.causes += [cause for plane in self.planes if (cause := plane.look()) is not None]
+        finally:
+            started.set()
+            for plane in reversed(self.planes):
+                plane.close()
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """How processes connect."""
+        return self.planes[0].environment
+
+    @property
+    def supervisor(self) -> int:
+        """Its process; waits for one."""
+        last = time.monotonic() + 60
+        while (process := self.planes[0]._supervisor) is None:
+            assert time.monotonic() < last
+            time.sleep(_LOOK_S)
+        return process.pid
+
+    def ray(self, host: int) -> list[psutil.Process]:
+        """All processes of Ray on a host, with the actors and what they have started."""
+        node = self.planes[host]._node
+        assert node is not None
+        found = list[psutil.Process]()
+        for one in psutil.Process(node._guard.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                if "engine.remote.guard" not in one.cmdline():
+                    found.append(one)
+        return found
+
+    def server(self) -> psutil.Process | None:
+        """The process of the head that dies alone."""
+        return self.named("gcs_server", 0)
+
+    def named(self, name: str, host: int) -> psutil.Process | None:
+        """The process of Ray on a host with a name, if there is one."""
+        for one in self.ray(host):
+            with suppress(psutil.NoSuchProcess):
+                if one.name() == name:
+                    return one
+        return None
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[None]:
-    """Start it; how to connect is in the environment."""
-    nodes, token = list[NodeRay](), token_of(b"a secret")
+def running(folder: RunFolder, job: Job, caches: Path, ray: str | None = None) -> Iterator[Agents]:
+    """Run Agents; how to connect is in the environment."""
+    agents = Agents(folder, job, caches, ray)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("XDG_CACHE_HOME", str(folder / "host-0"))
-            nodes.append(head := NodeRay.start_head("127.0.0.1", 0, _MEMORY, token, folder / "ray-0.log"))
-            patch.setenv("XDG_CACHE_HOME", str(folder / "host-1"))
-            nodes.append(NodeRay.join(head.address, "127.0.0.1", 1, _MEMORY, token, folder / "ray-1.log"))
-        assert [said(node) for node in nodes] == [["up"], ["up"]]
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in head.environment.items():
+            for name, value in agents.environment.items():
                 patch.setenv(name, value)
-            patch.setenv(START, "1")
-            yield
+            yield agents
     finally:
-        for node in reversed(nodes):
-            node.end()
+        agents.close()
+    assert not agents.causes

@@ -98,21 +98,21 @@ class OverRay:
 
         Returns the epochs of both, and how many late answers were refused.
         """
-        fleet, deadline = self._supervisor.fleet, self._supervisor.deadline_s
+        fleet, deadline, before = self._supervisor.fleet, self._supervisor.deadline_s, self._caller.refused
         self._supervisor.fleet, self._supervisor.deadline_s = Harmless(fleet), 1.0
         assert received_lengths(self._caller.call("host-0", "lengths", [])) == {}, "it has its role"
         old = self._supervisor.view.members["host-0"]
         os.kill(old.process.pid, signal.SIGSTOP)
         answer = self._caller.start("host-0", "lengths", [])
         assert received_lengths(answer.result(60)) == {}
-        assert self._caller.refused == 0
+        assert self._caller.refused == before
         os.kill(old.process.pid, signal.SIGCONT)
         last = time.monotonic() + 10
-        while not self._caller.refused and time.monotonic() < last:
+        while self._caller.refused == before and time.monotonic() < last:
             time.sleep(0.01)
         os.kill(old.process.pid, signal.SIGKILL)
         self._supervisor.fleet, self._supervisor.deadline_s = fleet, deadline
-        return old.epoch, self._supervisor.view.members["host-0"].epoch, self._caller.refused
+        return old.epoch, self._supervisor.view.members["host-0"].epoch, self._caller.refused - before
 
     def later(self) -> tuple[bool, bool]:
         """Let a later start look for actors; return whether it finds an actor of this one, and whether that lives."""

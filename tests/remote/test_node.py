@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from engine.remote import node
@@ -57,7 +59,7 @@ def started(process: subprocess.Popen[str]) -> tuple[int, Path, dict[int, str]]:
 @pytest.mark.world
 @pytest.mark.long
 def test_two_nodes_of_one_machine(tmp_path: Path) -> None:
-    """Ports, modes and names; the head dies and both start again, at the same place; nothing is left at the end."""
+    """Ports, modes and names; what dies is started again, and the other node stays; nothing is left at the end."""
     shared = set(Path("/dev/shm").iterdir())
     head = NodeRay.start_head("127.0.0.1", 0, MEMORY, TOKEN, tmp_path / "head")
     other = NodeRay.join(head.address, "127.0.0.1", 1, MEMORY, TOKEN, tmp_path / "other")
@@ -86,16 +88,29 @@ def test_two_nodes_of_one_machine(tmp_path: Path) -> None:
         assert strange is not None and head.address in str(strange.key) and "TOKEN" in str(strange.hint)
         nodes = json.loads(connected(head, head.environment))
         assert sorted(nodes) == ["bytescale-host-0", "bytescale-host-1"]
-        (gcs,) = (pid for pid, name in below[0].items() if name == "gcs_server")
-        os.kill(gcs, signal.SIGKILL)
-        assert said(head, 2) == said(other, 2) == ["down", "up"]
-        assert sorted(json.loads(connected(head, head.environment))) == sorted(nodes)
+        for how in (signal.SIGSTOP, signal.SIGKILL):
+            (server,) = servers(head)
+            os.kill(server, how)
+            assert until(lambda dead=server: servers(head) - {dead})  # type: ignore[misc]
+            assert sorted(json.loads(connected(head, head.environment))) == sorted(nodes)
+        for ray in (other, head):
+            for one in psutil.Process(ray._guard.pid).children(recursive=True):
+                if "engine.remote.guard" not in one.cmdline():
+                    one.kill()
+            assert said(ray, 2) == ["down", "up"]
+            assert sorted(json.loads(connected(head, head.environment))) == sorted(nodes)
+        assert not select.select([head, other], [], [], 0)[0], "neither has died when the other one did"
     finally:
         head.end()
         other.end()
     assert [session(guard) for guard in guards] == [{}, {}]
     assert not any(folder.exists() for folder in folders)
     assert set(Path("/dev/shm").iterdir()) <= shared
+
+
+def servers(ray: NodeRay) -> set[int]:
+    """The processes of the head's server."""
+    return {pid for pid, name in session(ray._guard.pid).items() if name == "gcs_server"}
 
 
 def connected(ray: NodeRay, environment: dict[str, str]) -> str:
@@ -115,13 +130,22 @@ def connected(ray: NodeRay, environment: dict[str, str]) -> str:
 
 @pytest.mark.world
 @pytest.mark.long
-@pytest.mark.parametrize("stopped", [False, True])
-def test_nothing_is_left_of_a_starter_that_was_killed(starter: subprocess.Popen[str], stopped: bool) -> None:
-    """DashboardAgent and RuntimeEnvAgent survive their parents; the guard may be stopped by a signal."""
+@pytest.mark.parametrize(
+    ("how", "guards"),
+    [(None, []), (signal.SIGSTOP, [0, 1]), (signal.SIGKILL, [0]), (signal.SIGKILL, [1])],
+    ids=["well", "stopped", "first", "second"],
+)
+def test_nothing_is_left_of_a_starter_that_was_killed(
+    starter: subprocess.Popen[str], how: signal.Signals | None, guards: list[int]
+) -> None:
+    """DashboardAgent and RuntimeEnvAgent survive their parents. One process of the guard may be killed, too."""
     guard, folder, processes = started(starter)
     assert len(processes) >= 4 and folder.exists()
-    if stopped:
-        os.kill(guard, signal.SIGSTOP)
+    both = [guard, *(one.pid for one in psutil.Process(guard).children() if "engine.remote.guard" in one.cmdline())]
+    assert len(both) == 2
+    for number in guards:
+        assert how is not None
+        os.kill(both[number], how)
     starter.kill()
     starter.wait()
     assert until(lambda: not session(guard) and not folder.exists(), 10.0), session(guard)
@@ -130,9 +154,13 @@ def test_nothing_is_left_of_a_starter_that_was_killed(starter: subprocess.Popen[
 @pytest.mark.world
 @pytest.mark.long
 def test_the_end_kills_what_a_killed_guard_has_left(tmp_path: Path) -> None:
+    """Both processes of it."""
     ray = NodeRay.start_head("127.0.0.1", 0, MEMORY, TOKEN, tmp_path / "log")
     try:
         assert said(ray) == ["up"]
+        for one in (ray._guard.pid, *(child.pid for child in psutil.Process(ray._guard.pid).children())):
+            if "engine.remote.guard" in psutil.Process(one).cmdline():
+                os.kill(one, signal.SIGSTOP if one == ray._guard.pid else signal.SIGKILL)
         os.kill(ray._guard.pid, signal.SIGKILL)
         with pytest.raises(EOFError):
             said(ray)

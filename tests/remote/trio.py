@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -30,13 +29,14 @@ from engine.job import Job
 from engine.launch.prepare import write_facts
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
+from engine.remote import bridge as bridges
 from engine.remote.bridge import Bridge, RayRuntime
-from engine.remote.plane import Plane
+from engine.remote.plane import NODE_ADDRESS, Plane
 from engine.remote.roles import RunRoles
 from engine.remote.view import View
 from engine.run.folder import RunFolder
+from tests.remote.cluster import ADDRESSES, HOSTS, RANKS
 
-HOSTS, RANKS = 2, 4
 DEADLINE_S = 2.0
 
 
@@ -66,51 +66,19 @@ def make_config(folder: Path, patch: pytest.MonkeyPatch, *more: str) -> Config:
 def prepare(root: Path, config: Config) -> RunFolder:
     """Make a run folder as the launcher does for documents that it does not count."""
     folder = RunFolder(root)
-    root.mkdir()
+    folder.logs.mkdir(parents=True)
     corpora = Corpora(config)
     corpora.are_few = False  # else it would count them
     write_facts(folder, config, corpora, 0)
     return folder
 
 
-class Supervised:
-    """The supervisor, as the agent of the first node runs it."""
+class OwnBridge(Bridge):
+    """The bridge of a host. Its environment is that of the test."""
 
-    def __init__(self, folder: RunFolder, job: Job) -> None:
-        places = [[job.mesh.place(host * RANKS + rank) for rank in range(RANKS)] for host in range(HOSTS)]
-        self._plane = Plane(str(folder.root), [sorted({one.hdp for one in of_host}) for of_host in places])
-        self._start()
-
-    def _start(self) -> None:
-        command = [sys.executable, "-m", "engine.remote"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        assert self._process.stdin is not None
-        self._process.stdin.write(self._plane.to_json() + "\n")
-        self._process.stdin.flush()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def again(self) -> None:
-        """Start it again, as the agent does when it has ended."""
-        self._process.kill()
-        self.end()
-        self._start()
-
-    def end(self) -> int:
-        """End it, and return its exit code."""
-        with suppress(BrokenPipeError):
-            self._process.communicate(timeout=60)
-        return int(self._process.returncode)
-
-
-@contextmanager
-def supervisor(folder: RunFolder, job: Job) -> Iterator[Supervised]:
-    """Run the supervisor."""
-    made = Supervised(folder, job)
-    yield made
-    made.end()
+    def __init__(self, folder: RunFolder, host: int) -> None:
+        os.environ[NODE_ADDRESS] = ADDRESSES[host]
+        super().__init__(folder, host)
 
 
 @dataclass
@@ -179,6 +147,7 @@ def actors(bridge: Bridge) -> dict[str, int]:
 def runtimes(folder: RunFolder, job: Job) -> Iterator[Trio]:
     """Open the runtime of each rank."""
     with ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(bridges, "Bridge", OwnBridge)
         ranks = list[RayRuntime]()
         for host in range(HOSTS):
             pairs = [[end.detach() for end in socketpair()] for _ in range(RANKS - 1)]

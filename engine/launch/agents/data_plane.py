@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from engine.control.processes import end_with_parent
+from engine.control.processes import StopWatch, end_with_parent, is_stopped
 from engine.control.protocol import RayNode
 from engine.errors import ExitCode, PreflightError, Problem
 from engine.files import append
@@ -69,6 +69,7 @@ class DataPlane:
         self._ray, self._folder, self._host = ray, folder, socket.gethostname()
         self._node: NodeRay | None = None
         self._supervisor: subprocess.Popen[bytes] | None = None
+        self._stopped = StopWatch()
         self._ends = list[float]()  # of supervisors
         self._was_up = False
         log = folder.data_log(f"node-{ray.number}")
@@ -113,13 +114,16 @@ class DataPlane:
             self._node.end()
 
     def _look_at_supervisor(self) -> Cause | None:
-        """Start the supervisor again if it has ended; return the cause if that has happened too often."""
+        """Start the supervisor again if it has ended, or is stopped; return the cause if that happens too often."""
         if self._supervisor is None:
             if self._ends and time.monotonic() - self._ends[-1] > _AGAIN_S:
                 self._supervise()
             return None
         if not _has_ended(self._supervisor.pid):
+            if self._stopped.note(is_stopped(self._supervisor.pid)):
+                self._supervisor.kill()
             return None
+        self._stopped = StopWatch()
         code = self._end_supervisor(seconds=0.0)
         now = time.monotonic()
         self._ends = [*(end for end in self._ends if now - end < _SOON_S), now]
