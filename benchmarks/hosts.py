@@ -68,7 +68,7 @@ def config_of(folder: Path, cache: Path, hosts: int, sources: int) -> Config:
 def host(folder: RunFolder, config: Config, others: NodeHosts | None, steps: int, answers: Connection) -> None:
     """Plan the steps as the planning process of a host does; send their digests, and the processor seconds."""
     began, digests, cursor = time.process_time(), list[str](), Cursor()
-    planner = NodePlanner.of(folder, Job(config), others)
+    planner = NodePlanner.of(folder, Job(config), 0, others)
     planner.validation(Cursor().order)
     for _ in range(steps):
         planned = received_step(*planner.step(cursor))

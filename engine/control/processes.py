@@ -15,6 +15,7 @@ STOPPED_S = 3.0  # that a process may be stopped by a signal
 _PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent ends
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2): who becomes the parent of orphans below it
 _LOOK_S = 0.01
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _prctl = ctypes.CDLL(None).prctl
 
 
@@ -80,6 +81,12 @@ def _stat(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except (OSError, UnicodeError):
         return []
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time that a process has used, in 1/100 s; 0 if it is gone, or there is no /proc."""
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) * _TICK_S if fields else 0.0
 
 
 def is_stopped(pid: int) -> bool:

@@ -107,6 +107,14 @@ class Cursor:
         return cls(found["step"], found["tokens"], places, found["mixer"], found.get("order", 1), waiting)
 
 
+class WindowAhead(NamedTuple):
+    """A window that coming steps need."""
+
+    blocks: list[BlockId]  # of one source
+    tokens: float  # about
+    used: float  # share of its documents that steps have taken; 1 if that is not known
+
+
 def piece_bounds(lengths: Ints, context: int) -> tuple[Ints, Ints, Ints]:
     """Split documents of `lengths` [N] inputs into pieces of at most `context` inputs.
 
@@ -134,12 +142,13 @@ class Steps:
 
     def __init__(self, corpora: Sequence[Corpus], config: Config) -> None:
         self.corpora = corpora
-        self._config = config
+        self._config, self.batch_tokens = config, config.batch_tokens
         self._segments = segments_of(config.data)
         self._lengths = [segment.lengths for segment in self._segments]
         self._exhausted = {name: one.exhausted for name, one in source_configs(config.data).items()}
         self._number = {corpus.name: number for number, corpus in enumerate(corpora)}
         self.unusable, self._noted = list[Unusable](), set[BlockId]()
+        self._documents = dict[tuple[str, int, int], int]()  # of each window that was opened
         self._window = lru_cache(_WINDOWS * len(corpora))(self._load)
 
     def next(self, cursor: Cursor) -> tuple[SequenceTable, Cursor] | None:
@@ -213,23 +222,40 @@ class Steps:
         `tokens`, or are as many as the source has. They are in the order in which they are needed if sources are used
         equally fast.
         """
-        waiting = deque[tuple[Corpus, Iterator[list[int]], bool, int, int]]()
+        for found in self.windows_ahead(cursor, tokens):
+            yield from found.blocks
+
+    def windows_ahead(self, cursor: Cursor, tokens: int) -> Iterator[WindowAhead]:
+        """Yield the windows of `upcoming`, in the same order."""
+        waiting = deque[tuple[Corpus, Iterator[list[int]], float, int, int]]()
+        announced = self.weights_ahead(cursor, max(1, tokens // self.batch_tokens))
         for name, weight in self._mixer(cursor).weights.items():
             corpus, place = self.corpora[self._number[name]], self._walk(name, cursor).position
             if corpus.share == 1 or isinstance(corpus, TokenCorpus):
                 continue
-            begun, left = place.document + place.start > 0, -(-self._text_bytes(tokens) * weight // SCALE)
-            waiting.append((corpus, self._windows(corpus, cursor.order, place), begun, left, 0))
+            # A source whose weight will rise needs more.
+            weight = max(weight, -(-sum(later.get(name, 0) for later in announced) // len(announced)))
+            left, used = -(-self._text_bytes(tokens) * weight // SCALE), 0.0
+            if place.document + place.start > 0:
+                taken = max(place.document, 1)
+                used = taken / self._documents.get((name, place.epoch, place.window), taken)
+            waiting.append((corpus, self._windows(corpus, cursor.order, place), used, left, 0))
         # One window of each source in turn, until its part is reached.
         while waiting:
-            corpus, windows, begun, left, count = waiting.popleft()
+            corpus, windows, used, left, count = waiting.popleft()
             if (blocks := next(windows, None)) is None:
                 continue
-            yield from (BlockId(corpus.name, block) for block in blocks)
+            size = sum(map(corpus.size, blocks))
+            yield WindowAhead([BlockId(corpus.name, block) for block in blocks], size / self._text_bytes(1), used)
             # How much of a window has been taken is known only in documents, so it counts as used up.
-            left, count = left - (0 if begun else sum(map(corpus.size, blocks))), count + len(blocks)
+            left, count = left - (0 if used else size), count + len(blocks)
             if left > 0 and count < corpus.blocks:  # a small source would have thousands of epochs
-                waiting.append((corpus, windows, False, left, count))
+                waiting.append((corpus, windows, 0.0, left, count))
+
+    def weights_ahead(self, cursor: Cursor, steps: int) -> list[dict[str, int]]:
+        """Return the weights of the step at a cursor and of the next ones, as far as they are announced."""
+        batch = self.batch_tokens
+        return [weights_at(self._segments, cursor.step + one, cursor.tokens + one * batch) for one in range(steps)]
 
     def _windows(self, corpus: Corpus, order: int, place: Place) -> Iterator[list[int]]:
         """Yield the blocks of the window at a place, and of each later one until the source has been used up."""
@@ -341,6 +367,7 @@ class Steps:
         corpus = self.corpora[self._number[name]]
         found = window(corpus, self._key(name, epoch), order, place)
         self._note(found)
+        self._documents[name, epoch, place] = len(found.trained.inputs)
         inputs = found.trained.inputs
         taken = np.zeros(len(inputs), dtype=np.bool_)
         for least, most in {*self._lengths}:

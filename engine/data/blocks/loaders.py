@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
 
-from engine.control.processes import end_with_parent, is_stopped
+from engine.control.processes import end_with_parent, is_stopped, processor_seconds
 from engine.data.blocks.spool import MARGIN, bytes_of, trim
 from engine.data.blocks.work import Cost, Work, pack_and_measure
 from engine.data.parts import Tokens, is_packed
@@ -101,6 +101,35 @@ class Loaders:
     def keep(self, works: Iterable[Work]) -> None:
         """Never remove the token files of these blocks."""
         self._kept |= {work.part() for work in works}
+
+    def resize(self, count: int) -> None:
+        """Set the number of processes. Those that are too many end when they have packed their block."""
+        with self._changed:
+            if self._closed or count == self._count:
+                return
+            if count > self._count and not self._refused:
+                self._start = 0.0
+            self._count = count
+            self._wake.send(None)
+
+    @property
+    def count(self) -> int:
+        """The number of processes that there should be."""
+        return self._count
+
+    def missing(self) -> list[Work]:
+        """Return the blocks of the last `ask` that are not packed yet, as far as is known; those of `add`, too."""
+        with self._changed:
+            begun = [(loader.part, loader.work) for loader in self._loaders if loader.part and loader.work]
+            return [work for part, work in (*begun, *self._queue, *self._busy) if part in self._wanted]
+
+    def running(self) -> list[tuple[str, float]]:
+        """Return the source of each block that is being packed, and the processor time of its loader for it so far.
+
+        The first block of each loader is left out: starting takes a loader about as long as packing.
+        """
+        with self._changed:
+            return [(one.work.source, one.seconds()) for one in self._loaders if one.work is not None and one.warm]
 
     def wait(self, part: Path, seconds: float | None = None) -> bool:
         """Wait while the block of this token file is being packed, here or by another host, or is to be packed.
@@ -210,8 +239,15 @@ class Loaders:
         self._loaders.remove(loader)
 
     def _fill(self) -> None:
-        """Start missing loaders, at most once a second: all may die, or the system may not allow new processes."""
-        if len(self._loaders) == self._count or time.monotonic() < self._start:
+        """End free loaders that are too many. Start missing ones.
+
+        That is tried at most once a second: all may die, or the system may not allow new processes.
+        """
+        free = [loader for loader in self._loaders if loader.part is None]
+        for loader in free[: max(0, len(self._loaders) - self._count)]:
+            loader.kill()
+            self._loaders.remove(loader)
+        if len(self._loaders) >= self._count or time.monotonic() < self._start:
             return
         self._start, self._refused = time.monotonic() + _BUSY_S, False
         try:
@@ -238,10 +274,11 @@ class _Loader:
             theirs.close()
         self.part: Path | None = None  # the block that is being packed
         self.work: Work | None = None
+        self.warm, self._before = False, 0.0  # whether it has packed one; processor time of the process before it
 
     def begin(self, part: Path, work: Work) -> None:
         """Begin to pack a block."""
-        self.part, self.work = part, work
+        self.part, self.work, self._before = part, work, self._used()
         with suppress(OSError):  # it has died; `end` will see it
             self.connection.send(work)
 
@@ -253,8 +290,15 @@ class _Loader:
         settled, cost = self.connection.recv()
         assert self.part is not None
         assert self.work is not None
-        part, work, self.part, self.work = self.part, self.work, None, None
+        part, work, self.part, self.work, self.warm = self.part, self.work, None, None, True
         return part, work, settled, cost
+
+    def seconds(self) -> float:
+        """Return the processor time of the process for its block so far."""
+        return self._used() - self._before
+
+    def _used(self) -> float:
+        return processor_seconds(self._process.pid or 0)
 
     def stopped(self) -> bool:
         """Return whether a signal has stopped the process, which would never finish its block."""

@@ -55,9 +55,27 @@ class LocalBlocks:
         """Return what loaders have packed since the last call, by source."""
         return {} if self._loaders is None else self._loaders.packed()
 
+    def missing(self) -> set[BlockId]:
+        """Return the blocks that loaders are to pack, or are packing."""
+        return set() if self._loaders is None else {BlockId(one.source, one.number) for one in self._loaders.missing()}
+
+    def running(self) -> list[tuple[str, float]]:
+        """Return the source of each block that is being packed, and processor seconds so far; see Loaders.running."""
+        return [] if self._loaders is None else self._loaders.running()
+
+    @property
+    def loaders(self) -> int:
+        """The number of loaders."""
+        return 0 if self._loaders is None else self._loaders.count
+
+    def resize(self, loaders: int) -> None:
+        """Set the number of loaders, if there are any."""
+        if self._loaders is not None:
+            self._loaders.resize(loaders)
+
     def _work(self, block: BlockId) -> Work:
         texts = self._texts[block.source]
-        return Work(texts.tokens, texts.folder, texts.blocks[block.block], block.source)
+        return Work(texts.tokens, texts.folder, texts.blocks[block.block], block.source, block.block)
 
     def _slice(self, wanted: Range) -> Slice:
         block, texts = BlockId(wanted.source, wanted.block), self._texts[wanted.source]

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.control.processes import children
+from engine.control.processes import children, processor_seconds
 from engine.data.parts import Tokens, is_packed, pack_block, part_path
 from engine.data.sources.source import Block
 from engine.data.token_file import TokenFile
 from engine.errors import DataError
-
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Work(NamedTuple):
@@ -25,6 +22,7 @@ class Work(NamedTuple):
     folder: Path
     block: Block
     source: str = ""
+    number: int = 0  # of the block in its source
 
     def part(self) -> Path:
         """Return the prefix of its token file."""
@@ -88,8 +86,4 @@ def _processor_seconds() -> float:
     """Return the processor time of this process, and of the processes that it has started, such as chat templates'."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     total = time.process_time() + ended.ru_utime + ended.ru_stime
-    for pid in children():
-        with suppress(OSError, ValueError):  # it has just ended
-            fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-            total += (int(fields[11]) + int(fields[12])) * _TICK_S
-    return total
+    return total + sum(map(processor_seconds, children()))

@@ -30,6 +30,7 @@ from engine.data.runtime.hosts import Meeting, NodeHosts
 from engine.data.runtime.node import NodeAnswers
 from engine.data.runtime.planner import Sent, SentSets, StepPlanner, received_sets, received_step
 from engine.data.runtime.runtime import Planned, PlannedSequences
+from engine.data.runtime.scaler import Scaler
 from engine.data.steps import Cursor
 from engine.data.workers import cores
 from engine.job import Job
@@ -39,7 +40,7 @@ _MOST_LOADERS = 8  # on each host, if data.loaders is not set
 
 
 def loader_count(data: schema.Data) -> int:
-    """Return how many loaders this host has."""
+    """Return how many loaders this host has, at most if `data.loaders` is not set."""
     return data.loaders or min(_MOST_LOADERS, max(1, cores() // 2))
 
 
@@ -51,8 +52,11 @@ class NodePlanner:
         self.planner, self._constructor = planner, constructor
 
     @classmethod
-    def of(cls, folder: RunFolder, job: Job, others: NodeHosts | None = None) -> NodePlanner:
-        """Make it with loaders that pack the blocks of a run; `others` are the hosts with which it shares them."""
+    def of(cls, folder: RunFolder, job: Job, node: int, others: NodeHosts | None = None) -> NodePlanner:
+        """Make it with loaders that pack the blocks of a run; `others` are the hosts with which it shares them.
+
+        Unless `data.loaders` is set, their number changes with the work that there is.
+        """
         data, made = job.config.data, list[LocalBlocks]()
 
         def make_blocks(texts: Mapping[str, Texts]) -> Blocks:
@@ -63,7 +67,8 @@ class NodePlanner:
         sources, constructor = open_run(folder, job.config, make_blocks), None
         if others is not None:
             constructor = Constructor(Reader(sources.corpora, job.config.model.vocab), others.files, others.ranks)
-        return cls(StepPlanner(sources, job, made[0].packed), constructor)
+        scaler = Scaler(made[0], 1, loader_count(data), folder, node) if data.loaders is None else None
+        return cls(StepPlanner(sources, job, made[0].packed, scaler), constructor)
 
     def step(self, cursor: Cursor) -> tuple[Sent, RankFiles | None]:
         """Plan the step at a cursor, and write its rank files."""
@@ -100,13 +105,13 @@ class LocalRuntime:
         StorageError if `data.cache` cannot be used.
         """
         self._names = [*source_configs(job.config.data)]
-        self._hdp_rank = job.mesh.place(control.rank).hdp
+        self._hdp_rank, (node, _) = job.mesh.place(control.rank).hdp, job.cluster.place(control.rank)
         self._meeting = Meeting(job, control, first)
         # Ranks read blocks themselves unless hosts share them.
         self._reader = None
         if not self._meeting.separate:
             self._reader = Reader(open_run(folder, job.config).corpora, job.config.model.vocab)
-        make = partial(NodePlanner.of, folder, job, self._meeting.others)
+        make = partial(NodePlanner.of, folder, job, node, self._meeting.others)
         self._answers = NodeAnswers(make, sockets, first)
 
     def request(self, cursor: Cursor) -> None:

@@ -17,6 +17,7 @@ from engine.data.quarantine import Unusable
 from engine.data.runtime import cuts
 from engine.data.runtime.constructor import RankFiles
 from engine.data.runtime.runtime import Planned, PlannedSequences
+from engine.data.runtime.scaler import Scaler
 from engine.data.steps import AHEAD_STEPS, Cursor, SequenceTable, Steps
 from engine.job import Job
 from engine.planner.make import plan_step
@@ -58,9 +59,18 @@ def received_sets(sent: SentSets, files: Mapping[str, RankFiles] | None = None) 
 class StepPlanner:
     """Answers the questions of ranks in the planning process."""
 
-    def __init__(self, sources: Sources, job: Job, packed: Callable[[], dict[str, Cost]] = dict) -> None:
-        """`packed` returns what loaders have packed since it was called last; it goes into the metrics."""
-        self.settings, self.blocks, self._packed = job.settings, sources.blocks, packed
+    def __init__(
+        self,
+        sources: Sources,
+        job: Job,
+        packed: Callable[[], dict[str, Cost]] = dict,
+        scaler: Scaler | None = None,
+    ) -> None:
+        """`packed` returns what loaders have packed since it was called last; it goes into the metrics.
+
+        Without a scaler the number of loaders does not change.
+        """
+        self.settings, self.blocks, self._packed, self._scaler = job.settings, sources.blocks, packed, scaler
         self.steps = Steps(sources.corpora, job.config)
         self.ahead = AHEAD_STEPS * job.config.batch_tokens
 
@@ -89,6 +99,8 @@ class StepPlanner:
     def _planned(self, cursor: Cursor) -> tuple[SequenceTable, StepPlan, Sent]:
         """Plan the step at a cursor. It is simulated here too, because that takes as long as planning."""
         self.blocks.ask(self.steps.upcoming(cursor, self.ahead))
+        if self._scaler is not None:
+            self._scaler.step(self.steps, cursor)
         found = self.steps.next(cursor)
         assert found is not None, "the run has ended"
         table, after = found
@@ -99,7 +111,10 @@ class StepPlanner:
         balance = useful(plan.sequence_lengths, self.settings) / makespan
         step_s = self.settings.costs.seconds(makespan + self.settings.costs.step)
         flops = self.settings.costs.flops(plan.sequence_lengths)
-        return table, plan, Sent(b"", balance, step_s, flops, after, unusable, ended, self._packed())
+        packed = self._packed()
+        if self._scaler is not None:
+            self._scaler.packed(packed)
+        return table, plan, Sent(b"", balance, step_s, flops, after, unusable, ended, packed)
 
     def _validation(self, order: int) -> dict[str, tuple[SequenceTable, StepPlan]]:
         validating = list(self.steps.validating(order))

@@ -414,3 +414,46 @@ def test_the_folder_is_listed_only_when_it_may_be_full(
         wait_until(lambda: len(left) == 4)  # the last block may be packed before its loader has said so
     # After the first block three fit; whenever there may be more, what is wanted next stays.
     assert left == [2 * each, 4 * each, 4 * each, 5 * each]
+
+
+def test_a_pool_that_grows_and_shrinks_packs_each_block_once(blocks: list[Noted], cache: Path) -> None:
+    """A loader that is too many ends between two blocks, so no work is lost."""
+    with running(1) as loaders:
+        for block in blocks[:3]:
+            block.hold()
+        parts = ask(loaders, cache, blocks)
+        packer(blocks[0])
+        loaders.resize(3)
+        processes = {packer(block) for block in blocks[:3]}
+        assert len(processes) == loaders.count == 3 and starts(blocks[3]) == 0
+        loaders.resize(1)
+        blocks[0].release()
+        wait_until(lambda: sum(map(psutil.pid_exists, processes)) == 2)
+        blocks[1].release()
+        wait_until(lambda: sum(map(psutil.pid_exists, processes)) == 1)
+        assert [starts(block) for block in blocks] == [1, 1, 1, 0, 0, 0], "the last one has its block"
+        blocks[2].release()
+        for part in parts:
+            loaders.wait(part)
+        assert psutil.pid_exists(process := packer_of(blocks[5])) and process in processes
+    assert [(starts(block), ends(block)) for block in blocks] == [(1, 1)] * 6
+
+
+def packer_of(block: Noted) -> int:
+    """Return the process that has packed a block."""
+    return block.notes()[-1][1]
+
+
+def test_what_is_missing_and_runs_is_known_by_source(blocks: list[Noted], cache: Path) -> None:
+    with running(1) as loaders:
+        blocks[1].hold()
+        works = [Work(TOKENS, cache, block, "s", number) for number, block in enumerate(blocks[:4])]
+        loaders.ask(works)
+        packer(blocks[1])
+        assert [work.number for work in loaders.missing()] == [1, 2, 3]
+        (source, seconds), *others = loaders.running()
+        assert source == "s" and 0 <= seconds < 5 and not others
+        blocks[1].release()
+        for work in works:
+            loaders.wait(work.part())
+        assert loaders.missing() == loaders.running() == []
