@@ -149,7 +149,7 @@ def rows(sources: int, sequences: int, ranks: int) -> Iterator[driver.Row]:
         table, cursor = received_step(sent).table, sent.after
         length = len(table)
         # The parts are those of the next step, whose windows have not been loaded yet.
-        upcoming, _ = seconds(lambda at: list(planner.steps.upcoming(at, planner.ahead)), cursor)
+        upcoming, _ = seconds(lambda at: list(planner.steps.windows_ahead(at)), cursor)
         choose, found = seconds(planner.steps.next, cursor)
         plan, planned = seconds(plan_step, found[0].length, planner.settings)
         hosts = np.arange(planner.settings.ranks).reshape(-1, RANKS).tolist()

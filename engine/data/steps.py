@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from engine.data.draws import Draws
 
 AHEAD_STEPS = 4  # whose blocks are packed ahead
+RISE_STEPS = (
+    16  # in which an announced rise of a weight is seen: a window of slow blocks may take longer than AHEAD_STEPS
+)
 _POOL = 4  # validation documents are chosen from this many times the inputs of the validation set
 _TOKEN_BYTES = 4  # of text, about, unless tokens are bytes
 _SEARCHED = 16  # windows in which validation documents are looked for
@@ -222,20 +225,35 @@ class Steps:
         `tokens`, or are as many as the source has. They are in the order in which they are needed if sources are used
         equally fast.
         """
-        for found in self.windows_ahead(cursor, tokens):
+        weights = self._mixer(cursor).weights
+        for found in self._ahead(cursor, {name: tokens * weight for name, weight in weights.items()}):
             yield from found.blocks
 
-    def windows_ahead(self, cursor: Cursor, tokens: int) -> Iterator[WindowAhead]:
-        """Yield the windows of `upcoming`, in the same order."""
-        waiting = deque[tuple[Corpus, Iterator[list[int]], float, int, int]]()
-        announced = self.weights_ahead(cursor, max(1, tokens // self.batch_tokens))
+    def windows_ahead(self, cursor: Cursor) -> Iterator[WindowAhead]:
+        """Yield the windows that loaders pack ahead of a cursor, in the order of `upcoming`.
+
+        They are those of AHEAD_STEPS steps, and, of a source whose weight will rise within RISE_STEPS, those that it is
+        needed for until then beyond its present weight.
+        """
+        later, parts = self.weights_ahead(cursor), dict[str, int]()
         for name, weight in self._mixer(cursor).weights.items():
+            rise = sum(max(0, one.get(name, 0) - weight) for one in later)
+            parts[name] = self.batch_tokens * (AHEAD_STEPS * weight + rise)
+        return self._ahead(cursor, parts)
+
+    def weights_ahead(self, cursor: Cursor) -> list[dict[str, int]]:
+        """Return the weights of the step at a cursor and of the next ones, RISE_STEPS in all, as they are announced."""
+        batch, steps = self.batch_tokens, range(RISE_STEPS)
+        return [weights_at(self._segments, cursor.step + one, cursor.tokens + one * batch) for one in steps]
+
+    def _ahead(self, cursor: Cursor, parts: Mapping[str, int]) -> Iterator[WindowAhead]:
+        """Yield windows of each source until they have its part, in inputs / SCALE; see `upcoming`."""
+        waiting = deque[tuple[Corpus, Iterator[list[int]], float, int, int]]()
+        for name, part in parts.items():
             corpus, place = self.corpora[self._number[name]], self._walk(name, cursor).position
             if corpus.share == 1 or isinstance(corpus, TokenCorpus):
                 continue
-            # A source whose weight will rise needs more.
-            weight = max(weight, -(-sum(later.get(name, 0) for later in announced) // len(announced)))
-            left, used = -(-self._text_bytes(tokens) * weight // SCALE), 0.0
+            left, used = -(-self._text_bytes(part) // SCALE), 0.0
             if place.document + place.start > 0:
                 taken = max(place.document, 1)
                 used = taken / self._documents.get((name, place.epoch, place.window), taken)
@@ -251,11 +269,6 @@ class Steps:
             left, count = left - (0 if used else size), count + len(blocks)
             if left > 0 and count < corpus.blocks:  # a small source would have thousands of epochs
                 waiting.append((corpus, windows, 0.0, left, count))
-
-    def weights_ahead(self, cursor: Cursor, steps: int) -> list[dict[str, int]]:
-        """Return the weights of the step at a cursor and of the next ones, as far as they are announced."""
-        batch = self.batch_tokens
-        return [weights_at(self._segments, cursor.step + one, cursor.tokens + one * batch) for one in range(steps)]
 
     def _windows(self, corpus: Corpus, order: int, place: Place) -> Iterator[list[int]]:
         """Yield the blocks of the window at a place, and of each later one until the source has been used up."""

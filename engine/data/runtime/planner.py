@@ -18,7 +18,7 @@ from engine.data.runtime import cuts
 from engine.data.runtime.constructor import RankFiles
 from engine.data.runtime.runtime import Planned, PlannedSequences
 from engine.data.runtime.scaler import Scaler
-from engine.data.steps import AHEAD_STEPS, Cursor, SequenceTable, Steps
+from engine.data.steps import Cursor, SequenceTable, Steps
 from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
@@ -72,7 +72,6 @@ class StepPlanner:
         """
         self.settings, self.blocks, self._packed, self._scaler = job.settings, sources.blocks, packed, scaler
         self.steps = Steps(sources.corpora, job.config)
-        self.ahead = AHEAD_STEPS * job.config.batch_tokens
 
     def step(self, cursor: Cursor) -> Sent:
         """Plan the step at a cursor."""
@@ -98,9 +97,10 @@ class StepPlanner:
 
     def _planned(self, cursor: Cursor) -> tuple[SequenceTable, StepPlan, Sent]:
         """Plan the step at a cursor. It is simulated here too, because that takes as long as planning."""
-        self.blocks.ask(self.steps.upcoming(cursor, self.ahead))
+        windows = list(self.steps.windows_ahead(cursor))
+        self.blocks.ask(block for window in windows for block in window.blocks)
         if self._scaler is not None:
-            self._scaler.step(self.steps, cursor)
+            self._scaler.step(self.steps, cursor, windows)
         found = self.steps.next(cursor)
         assert found is not None, "the run has ended"
         table, after = found

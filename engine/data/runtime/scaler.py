@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from statistics import median
 from typing import Protocol
@@ -14,7 +14,7 @@ from engine.data.blocks.blocks import BlockId
 from engine.data.blocks.work import Cost
 from engine.data.runtime.events import EventLog
 from engine.data.runtime.scaling import Estimates, Need, SourceState, loaders_wanted, needs
-from engine.data.steps import AHEAD_STEPS, Cursor, Steps
+from engine.data.steps import Cursor, Steps, WindowAhead
 from engine.run.folder import RunFolder
 
 _LAST_STEPS = 5  # whose median is the time of a step: one that has waited does not change it
@@ -68,16 +68,15 @@ class Scaler:
             for _ in range(cost.blocks):
                 self._estimates.packed(name, cost.seconds / cost.blocks)
 
-    def step(self, steps: Steps, cursor: Cursor) -> None:
-        """Set the number of loaders for the step at a cursor, which is planned now."""
+    def step(self, steps: Steps, cursor: Cursor, windows: Iterable[WindowAhead]) -> None:
+        """Set the number of loaders for the step at a cursor, which is planned now. `windows` were asked for."""
         now = self._clock()
         if self._planned is not None and cursor.step == self._planned.step + 1:
             self._steps_s.append(now - self._begun)
             self._estimates.step()
         self._planned, self._begun = cursor, now
-        weights = steps.weights_ahead(cursor, AHEAD_STEPS)
         missing = self._pool.missing()
-        needed = needs(weights, steps.batch_tokens, self._states(steps, cursor, missing))
+        needed = needs(steps.weights_ahead(cursor), steps.batch_tokens, self._states(windows, missing))
         seconds = self._estimates.seconds(self._pool.running())
         step_s = median(self._steps_s) if self._steps_s else _UNKNOWN_S
         # What is asked for may be less than what is needed, for example at the end of a source.
@@ -87,10 +86,10 @@ class Scaler:
             self._pool.resize(wanted)
             self._note(cursor.step, before, wanted, _source_of(needed, seconds))
 
-    def _states(self, steps: Steps, cursor: Cursor, missing: set[BlockId]) -> dict[str, SourceState]:
+    def _states(self, windows: Iterable[WindowAhead], missing: set[BlockId]) -> dict[str, SourceState]:
         """Return how far each source is packed: all windows before the first that misses a block, and what it has."""
         found, complete = dict[str, SourceState](), set[str]()
-        for window in steps.windows_ahead(cursor, AHEAD_STEPS * steps.batch_tokens):
+        for window in windows:
             name, count = window.blocks[0].source, len(window.blocks)
             state = found.get(name, SourceState(0.0, count, 1.0))
             if name in found and name not in complete:

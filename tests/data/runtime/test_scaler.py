@@ -1,37 +1,179 @@
-"""The number of loaders follows what is announced and what blocks cost; which documents steps have does not."""
+"""The number of loaders follows what is announced and what blocks cost; which documents steps have does not.
+
+Waits are counted in steps on a clock of the test, by loaders of the test; the last test has real loaders.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 
 import pytest
 
 from engine.config.load import load
-from engine.config.schema import Config
-from engine.data import order
+from engine.config.schema import Config, Segment
+from engine.data import order, steps
 from engine.data.blocks.blocks import BlockId
 from engine.data.blocks.loaders import Loaders
 from engine.data.blocks.local_blocks import LocalBlocks
 from engine.data.blocks.packed import Packed
 from engine.data.blocks.texts import Texts
+from engine.data.blocks.work import Cost
 from engine.data.opening import open_sources
 from engine.data.runtime.events import read_events
 from engine.data.runtime.scaler import Scaler
 from engine.data.sources.source import Block, Document
 from engine.data.steps import Cursor, SequenceTable, Steps
 from engine.run.folder import RunFolder
-from tests.data.memory import same
+from tests.data.memory import Memory, MemoryLengths, config_of, same, steps_of
 
-pytestmark = pytest.mark.long
-
-STEP_S = 0.02  # on the clock of the test
-FAST_S, SLOW_S = 0.005, 0.05  # processor time of a block
+FAST, SLOW = 0.25, 2.5  # time of a block, in steps
+STEP_S = 0.02  # of a run with real loaders, on the clock of the test
+FAST_S, SLOW_S = FAST * STEP_S, SLOW * STEP_S  # processor time of a block
 TOKENS = 1000  # of a block, and of a step
 LOADERS = 6
+
+
+class Timed(Memory):
+    """A source in memory, whose blocks are there when a loader has packed them."""
+
+    def __init__(self, name: str, pool: TimedPool) -> None:
+        super().__init__([[TOKENS // 20] * 20] * 100, name, bytes_=TOKENS)
+        self._pool = pool
+
+    def lengths(self, block: int) -> MemoryLengths:
+        self._pool.wait(BlockId(self.name, block))
+        return super().lengths(block)
+
+
+class TimedPool:
+    """Loaders that need `seconds(source, now)` for a block that they begin then. Time is what `advance` says."""
+
+    def __init__(self, seconds: Callable[[str, float], float]) -> None:
+        self._seconds, self.loaders, self.now = seconds, LOADERS, 0.0
+        self._queue, self._packed, self._costs = list[BlockId](), set[BlockId](), dict[str, Cost]()
+        self._running = dict[BlockId, tuple[float, float]]()  # begin and end of each block
+        self.begun = list[tuple[float, str]]()
+
+    def ask(self, blocks: Iterable[BlockId]) -> None:
+        self._queue = [block for block in blocks if block not in self._packed and block not in self._running]
+        self._begin()
+
+    def resize(self, loaders: int) -> None:
+        self.loaders = loaders
+        self._begin()
+
+    def missing(self) -> set[BlockId]:
+        return {*self._queue, *self._running}
+
+    def running(self) -> list[tuple[str, float]]:
+        return [(block.source, self.now - begin) for block, (begin, _) in self._running.items()]
+
+    def packed(self) -> dict[str, Cost]:
+        costs, self._costs = self._costs, {}
+        return costs
+
+    def wait(self, block: BlockId) -> None:
+        """Let time pass until a block is packed. It is packed next if no loader has begun it."""
+        if block not in self._packed and block not in self._running:
+            self._queue = [block, *(other for other in self._queue if other != block)]
+            self._begin()
+        while block not in self._packed:
+            self.advance(min(end for _, end in self._running.values()))
+
+    def advance(self, now: float) -> None:
+        """Let time pass. Loaders that are too many begin no other block."""
+        while self._running and (first := min(self._running.items(), key=lambda item: item[1][1]))[1][1] <= now:
+            block, (begin, self.now) = first
+            del self._running[block]
+            self._packed.add(block)
+            cost = Cost(1, 20, TOKENS, TOKENS, self.now - begin, 0)
+            self._costs[block.source] = self._costs.get(block.source, Cost()).plus(cost)
+            self._begin()
+        self.now = now
+
+    def _begin(self) -> None:
+        while self._queue and len(self._running) < self.loaders:
+            block = self._queue.pop(0)
+            self._running[block] = self.now, self.now + self._seconds(block.source, self.now)
+            self.begun.append((self.now, block.source))
+
+
+@dataclass
+class TimedRun:
+    """A run whose steps take 1, and wait for their blocks. All but `begun` have a row for each step."""
+
+    loaders: list[int]
+    waits: list[float]
+    tables: list[SequenceTable]
+    begun: list[tuple[float, str]]  # when a loader began a block, and its source
+
+    @classmethod
+    def of(cls, count: int, mix: list[Segment], seconds: Callable[[str, float], float], folder: RunFolder) -> TimedRun:
+        pool = TimedPool(seconds)
+        planner = steps_of([Timed("a", pool), Timed("b", pool)], config_of(TOKENS, TOKENS), mix)
+        scaler = Scaler(pool, 1, LOADERS, folder, 0, lambda: pool.now)
+        run, cursor = cls([], [], [], pool.begun), Cursor()
+        for _ in range(count):
+            start = pool.now
+            windows = list(planner.windows_ahead(cursor))
+            pool.ask(block for window in windows for block in window.blocks)
+            scaler.step(planner, cursor, windows)
+            run.loaders.append(pool.loaders)
+            found = planner.next(cursor)
+            assert found is not None
+            table, cursor = found
+            run.tables.append(table)
+            run.waits.append(pool.now - start)
+            pool.advance(pool.now + 1)
+            scaler.packed(pool.packed())
+        return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "run").mkdir()
+    return RunFolder(tmp_path / "run")
+
+
+def test_a_weight_that_rises_has_its_loaders_before(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 5 to 80 % in step 40, until step 60, of a source whose blocks take 2.5 steps each."""
+    mix = [Segment(weights={"a": 95, "b": 5}), Segment(step=40, weights={"a": 20, "b": 80})]
+    mix.append(Segment(step=60, weights=mix[0].weights))
+    run = TimedRun.of(90, mix, rising, folder)
+    assert max(run.loaders[15:25]) == 1 < max(run.loaders[25:40])
+    assert max(run.loaders[40:60]) > 2 and max(run.loaders[65:]) == 1
+    assert max(run.waits[1:]) <= 0.2
+    # The documents are those of a run without loaders. One that does not look further ahead waits.
+    assert all(map(same, run.tables, TimedRun.of(90, mix, lambda *_: 0.0, folder).tables))
+    monkeypatch.setattr(steps, "RISE_STEPS", 1)
+    assert max(TimedRun.of(90, mix, rising, folder).waits[1:]) > 0.2
+
+
+def rising(source: str, _: float) -> float:
+    return SLOW if source == "b" else FAST
+
+
+def test_a_source_that_becomes_slow_gets_more_loaders_and_gives_them_back(folder: RunFolder) -> None:
+    """A block takes 2.5 steps from step 30 to step 60. Steps count from the first slow block that is begun."""
+    run = TimedRun.of(
+        90, [Segment(weights={"a": 1, "b": 1})], lambda source, now: SLOW if becomes_slow(source, now) else FAST, folder
+    )
+    first, *_, last = (int(now) for now, source in run.begun if becomes_slow(source, now))
+    assert max(run.loaders[15 : first + 1]) == 1 < max(run.loaders[first + 1 : first + 6])
+    assert last < 60 and max(run.loaders[last + ceil(SLOW) + 5 :]) == 1
+    assert max(run.waits[1:]) <= 0.2
+    events = read_events(folder)
+    assert {event["source"] for event in events if first <= event["step"] < 60 and event["after"] > 1} == {"b"}
+    assert all(run.loaders[event["step"]] == event["after"] != event["before"] for event in events)
+
+
+def becomes_slow(source: str, now: float) -> bool:
+    return source == "b" and 30 <= now < 60
 
 
 @dataclass(frozen=True)
@@ -66,7 +208,7 @@ class Metered(Block):
 
 @dataclass
 class Run:
-    """A run of steps of STEP_S. Blocks take what `seconds` says for their source at the step that is planned."""
+    """A run of steps of STEP_S with real loaders. Source b takes 10 times as long from step 30 to step 60."""
 
     config: Config
     folder: RunFolder
@@ -79,7 +221,7 @@ class Run:
     tables: list[SequenceTable] = field(default_factory=list)
 
     def seconds(self, source: str) -> float:
-        raise NotImplementedError
+        return SLOW_S if source == "b" and 30 <= self.step < 60 else FAST_S
 
     def go(self, steps: int) -> None:
         run, pool = self, Loaders(LOADERS, 1 << 40)
@@ -106,9 +248,10 @@ class Run:
         with closing(made[0]) as blocks:
             scaler = Scaler(blocks, 1, LOADERS, self.folder, 0, lambda: self.step * STEP_S)
             for self.step in range(steps):
-                blocks.ask(planner.upcoming(cursor, 4 * TOKENS))
+                windows = list(planner.windows_ahead(cursor))
+                blocks.ask(block for window in windows for block in window.blocks)
                 if self.scaled:
-                    scaler.step(planner, cursor)
+                    scaler.step(planner, cursor, windows)
                 self.loaders.append(blocks.loaders)
                 self.stalls.append(0.0)
                 found = planner.next(cursor)
@@ -139,21 +282,7 @@ class Run:
         return total
 
 
-class Slowed(Run):
-    """Source b takes 10 times as long from step 30 to step 60."""
-
-    def seconds(self, source: str) -> float:
-        return SLOW_S if source == "b" and 30 <= self.step < 60 else FAST_S
-
-
-class Rising(Run):
-    """A block of b takes a step, all the time; its weight is 5 %, and 80 % from step 40 on until step 60."""
-
-    def seconds(self, source: str) -> float:
-        return STEP_S if source == "b" else FAST_S
-
-
-def make(kind: type[Run], tmp_path: Path, mix: str, scaled: bool = True) -> Run:
+def make(tmp_path: Path, scaled: bool = True) -> Run:
     """Make a run in a folder, whose sources a and b have the same documents in each run."""
     (tmp_path / "run").mkdir(parents=True)
     listed = dict[str, list[Block]]()
@@ -165,8 +294,8 @@ def make(kind: type[Run], tmp_path: Path, mix: str, scaled: bool = True) -> Run:
             listed[name].append(Metered(path))
     sources = [f"data.sources.{name}.path={tmp_path}/{name}*.txt" for name in "ab"]
     sizes = ["context=64", "capacity=64", f"batch_tokens={TOKENS}", "data.validation_share=0"]
-    places = [f"data.cache={tmp_path / 'cache'}", f"data.mix={mix}"]
-    return kind(load(["recipe=quickstart", *sources, *sizes, *places]), RunFolder(tmp_path / "run"), listed, scaled)
+    places = [f"data.cache={tmp_path / 'cache'}", "data.mix={a: 1, b: 1}"]
+    return Run(load(["recipe=quickstart", *sources, *sizes, *places]), RunFolder(tmp_path / "run"), listed, scaled)
 
 
 @pytest.fixture(autouse=True)
@@ -175,28 +304,17 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "WINDOW_BYTES", 1)
 
 
-def test_a_source_that_becomes_slow_gets_more_loaders_and_gives_them_back(tmp_path: Path) -> None:
-    run = make(Slowed, tmp_path / "a", "{a: 1, b: 1}")
+@pytest.mark.long
+def test_with_real_loaders(tmp_path: Path) -> None:
+    run = make(tmp_path / "a")
     run.go(80)
     first = next(step for step, source in run.begun if source == "b" and step >= 30)
     last = max(step for step, source in run.begun if source == "b" and step < 60)
     assert max(run.loaders[15:first]) == 1
     assert max(run.loaders[first : first + 6]) > 1
     assert run.loaders[last + 5] == 1 == max(run.loaders[65:])
-    # What was done is noted, and the documents are those of a run with all loaders all the time.
-    events = read_events(run.folder)
-    assert {event["source"] for event in events if first <= event["step"] < 60 and event["after"] > 1} == {"b"}
-    assert all(run.loaders[event["step"]] == event["after"] != event["before"] for event in events)
-    other = make(Slowed, tmp_path / "b", "{a: 1, b: 1}", scaled=False)
+    # The documents are those of a run with all loaders all the time.
+    other = make(tmp_path / "b", scaled=False)
     other.go(80)
     assert {*other.loaders} == {LOADERS} and read_events(other.folder) == []
     assert all(map(same, run.tables, other.tables))
-
-
-def test_a_weight_that_rises_has_its_loaders_before(tmp_path: Path) -> None:
-    mix = "[{weights: {a: 95, b: 5}}, {step: 40, weights: {a: 20, b: 80}}, {step: 60, weights: {a: 95, b: 5}}]"
-    run = make(Rising, tmp_path, mix)
-    run.go(75)
-    assert max(run.loaders[36:45]) > 1
-    assert max(run.stalls[40:60]) <= 0.2
-    assert run.loaders[65] == 1
