@@ -32,7 +32,7 @@ from engine.run.folder import RunFolder
 from tests.data.memory import Memory, MemoryLengths, config_of, same, steps_of
 
 FAST, SLOW = 0.25, 2.5  # time of a block, in steps
-STEP_S = 0.02  # of a run with real loaders, on the clock of the test
+STEP_S = 0.08  # of a run with real loaders, on the clock of the test
 FAST_S, SLOW_S = FAST * STEP_S, SLOW * STEP_S  # processor time of a block
 TOKENS = 1000  # of a block, and of a step
 LOADERS = 6
@@ -221,7 +221,7 @@ class Run:
     tables: list[SequenceTable] = field(default_factory=list)
 
     def seconds(self, source: str) -> float:
-        return SLOW_S if source == "b" and 30 <= self.step < 60 else FAST_S
+        return SLOW_S if becomes_slow(source, self.step) else FAST_S * self.scaled
 
     def go(self, steps: int) -> None:
         run, pool = self, Loaders(LOADERS, 1 << 40)
