@@ -14,6 +14,7 @@ import pytest
 
 from engine.control.protocol import RayNode
 from engine.job import Job
+from engine.launch.agents import data_plane
 from engine.launch.agents.data_plane import DataPlane
 from engine.remote.checks import version
 from engine.run.cause import Cause
@@ -101,12 +102,13 @@ class Agents:
 @contextmanager
 def running(folder: RunFolder, job: Job, caches: Path, ray: str | None = None) -> Iterator[Agents]:
     """Run Agents; how to connect is in the environment."""
-    agents = Agents(folder, job, caches, ray)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data_plane, "_MOST_SOON", 10_000)  # supervisors that a test kills
+        agents = Agents(folder, job, caches, ray)
+        try:
             for name, value in agents.environment.items():
                 patch.setenv(name, value)
             yield agents
-    finally:
-        agents.close()
+        finally:
+            agents.close()
     assert not agents.causes

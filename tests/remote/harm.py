@@ -133,6 +133,8 @@ class Rig:
         drawn = random.Random(f"{role} {how}")
         for _ in range(moments):
             bad = self.warm()
+            if role == "loader":
+                bad += self.until(lambda: bool(self.trio.loaders()))
             before, events, steps = self.trio.view(), len(self.events()), len(self.seconds)
             victims = self.victims(role)
             self.trio.request(self.cursor)

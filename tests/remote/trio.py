@@ -38,13 +38,17 @@ from engine.run.folder import RunFolder
 from tests.remote.cluster import ADDRESSES, HOSTS, RANKS
 
 DEADLINE_S = 2.0
+_TEXTS = 6000
 
 
 def make_config(folder: Path, patch: pytest.MonkeyPatch, *more: str) -> Config:
-    """A config of texts and of rows with masks, of 1/16 of a capacity to eight of them; many blocks of each."""
+    """A config of texts and of rows with masks, of 1/16 of a capacity to eight of them; many blocks of each.
+
+    There are more texts than a test needs, so that loaders have blocks to pack.
+    """
     patch.setattr(jsonl, "_BLOCK_BYTES", 20_000)
     drawn = random.Random(0)
-    lengths = [drawn.choice([30, 400, 500, 900, 1900, 4000]) for _ in range(300)]
+    lengths = [drawn.choice([30, 400, 500, 900, 1900, 4000]) for _ in range(_TEXTS)]
     texts = ["{" if number % 50 == 7 else json.dumps({"text": "x" * length}) for number, length in enumerate(lengths)]
     rows = list[str]()
     for length in lengths[:60]:
@@ -119,8 +123,16 @@ class Trio:
         """The process that has a role; of `loader`, one of host 0."""
         if role != "loader":
             return self.view().members[role].process.pid
-        children = psutil.Process(self.pid("host-0")).children()
-        return int(next(one.pid for one in children if "spawn_main" in " ".join(one.cmdline())))
+        return self.loaders()[0]
+
+    def loaders(self) -> list[int]:
+        """The loaders of host 0. One that has died is replaced when it is needed."""
+        found = list[int]()
+        for one in psutil.Process(self.pid("host-0")).children():
+            with suppress(psutil.NoSuchProcess):
+                if "spawn_main" in " ".join(one.cmdline()) and one.status() != psutil.STATUS_ZOMBIE:
+                    found.append(one.pid)
+        return found
 
 
 def state(bridge: Bridge, role: str) -> dict[str, Any]:
