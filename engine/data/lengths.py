@@ -55,7 +55,7 @@ def step_lengths(config: Config, steps: int, say: Say = lambda line: None) -> It
             )
             raise
         for _ in range(steps):
-            if (found := corpora.steps.next(cursor)) is None:
+            if (found := corpora.next(cursor)) is None:
                 return
             table, cursor = found
             yield table.length

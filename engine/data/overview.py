@@ -7,7 +7,8 @@ of a start does not depend on its size.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,14 +22,17 @@ from engine.data.apart import check_cache
 from engine.data.bigrams import BigramCounts
 from engine.data.block_files import Placed
 from engine.data.blocks.blocks import BlockId, Range
+from engine.data.blocks.local_blocks import LocalBlocks
+from engine.data.blocks.packed import Packed
+from engine.data.blocks.texts import Texts
 from engine.data.cache import cache_folder, identity_of
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus
 from engine.data.opening import list_blocks, open_sources
 from engine.data.parts import Tokens, is_packed, pack_blocks
 from engine.data.sources.notes import notes
-from engine.data.steps import AHEAD_STEPS, Cursor, Steps
+from engine.data.steps import AHEAD_STEPS, Cursor, SequenceTable, Steps
 from engine.data.tokenizers.load import BYTES, check_weights, open_tokenizer
-from engine.errors import ConfigError, DataError
+from engine.errors import BytescaleError, ConfigError, DataError
 
 SMALL = 64 << 20  # bytes of sources that are read completely
 _SECONDS = 5.0  # between two lines of progress
@@ -47,6 +51,31 @@ class Overview:
     dropped: int = 0  # documents, and pieces of documents, that a transform left out
 
 
+class CommandBlocks(LocalBlocks):
+    """The blocks of a command, which packs without loaders."""
+
+    def __init__(self, texts: Mapping[str, Texts]) -> None:
+        super().__init__(texts)
+        self._asked, self._together = list[BlockId](), 1
+
+    def ask(self, wanted: Iterable[BlockId]) -> None:
+        self._asked = [*wanted]
+
+    def pack_and_open(self, block: BlockId) -> Packed:
+        """Open a block. One that is missing is packed with all cores, together with the next ones that were asked for.
+
+        They are none, then 1, 3, 7, ..., so that at most twice as many are packed as are needed, and processes are
+        started few times. Raises errors of this block alone: others may never be needed.
+        """
+        if block in self._asked and not self.is_packed(block):
+            later = self._asked[self._asked.index(block) :]
+            works = [self._work(one) for one in later[: self._together]]
+            self._together *= 2
+            with suppress(BytescaleError):
+                pack_blocks(works[0].tokens, works[0].folder, [one.block for one in works])
+        return super().pack_and_open(block)
+
+
 class Corpora:
     """The sources of a config. Only the places of their blocks have been read."""
 
@@ -60,7 +89,7 @@ class Corpora:
         self.data, self.vocabulary, self.batch_tokens = config.data, config.model.vocab, config.batch_tokens
         self._first = set[BlockId]()  # of the steps and the validation set that come first
         self.blocks = list_blocks(config.data)
-        self.sources = open_sources(config.data, self.blocks).corpora
+        self.sources, self._store = open_sources(config.data, self.blocks, make_blocks=CommandBlocks)
         if not all(isinstance(corpus, TokenCorpus) and corpus.facts is None for corpus in self.sources):
             check_weights(config)
         _check_tokenizer(self.sources, config.data)
@@ -124,6 +153,11 @@ class Corpora:
             of_name = {corpus.name: corpus.texts for corpus in texts}
             blocks = [of_name[name].blocks[block] for name, block in sorted(first)]
             pack_blocks(texts[0].texts.tokens, texts[0].texts.folder, blocks, progress=progress)
+
+    def next(self, cursor: Cursor) -> tuple[SequenceTable, Cursor] | None:
+        """Return `Steps.next`. Its blocks are packed with all cores, also those that `first` did not expect."""
+        self._store.ask(self.steps.upcoming(cursor, AHEAD_STEPS * self.batch_tokens))
+        return self.steps.next(cursor)
 
     def placed(self) -> Placed:
         """Return the blocks of the first steps that are in the cache of this host, with its identity."""

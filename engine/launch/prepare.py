@@ -120,7 +120,7 @@ def plan_start(launch: Launch, resume: str, steps: int, hashes: bool) -> Start:
         say(line)
     # Planned before any rank starts, so a step that cannot be planned is an error of the command.
     plans = list[StepPlan]()
-    while len(plans) < min(steps, config.run.steps - done) and (found := corpora.steps.next(cursor)) is not None:
+    while len(plans) < min(steps, config.run.steps - done) and (found := corpora.next(cursor)) is not None:
         table, cursor = found
         plans.append(plan_step(table.length, launch.job.settings))
     return Start(checkpoint, state, corpora, tuple(plans))

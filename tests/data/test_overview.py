@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.data import order, overview
 from engine.data.bigrams import BigramCounts
+from engine.data.blocks import work
+from engine.data.blocks.blocks import BlockId
 from engine.data.corpus import TextCorpus
 from engine.data.order import ORDER
 from engine.data.overview import Corpora, Overview
 from engine.data.pack import pack
-from engine.data.parts import is_packed
+from engine.data.parts import Tokens, is_packed, pack_blocks, part_path
 from engine.data.sources import folder
-from engine.data.steps import Cursor
+from engine.data.sources.source import Block
+from engine.data.steps import AHEAD_STEPS, Cursor
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import ConfigError, DataError
 from tests.data.token_files import megatron, written
@@ -161,6 +165,39 @@ def test_of_many_documents_the_first_windows_are_read(
     (after,) = parts(resumed)
     assert resumed.steps.next(step[1]) is not None
     assert len(after - before) <= 4
+
+
+def test_blocks_that_were_not_expected_are_packed_together(
+    many: Path, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all cores, in the order of need. A start whose estimate was too low would pack them one after the other."""
+    together = list[int]()
+
+    def noted(tokens: Tokens, folder: Path, blocks: Sequence[Block]) -> None:
+        assert not is_packed(part_path(tokens, folder, blocks[0]))
+        together.append(len(blocks))
+        pack_blocks(tokens, folder, blocks, workers=1)
+
+    monkeypatch.setattr(overview, "pack_blocks", noted)
+    monkeypatch.setattr(work, "pack_block", lambda *given: pytest.fail("alone"))
+    corpora = Corpora(make_config(many, "batch_tokens=1024"))
+    coming = [block for _, block in corpora.steps.upcoming(Cursor(), AHEAD_STEPS * 1024)]
+    assert corpora.next(Cursor()) is not None
+    assert together == [1, 2, 4, 8, 16]
+    assert parts(corpora) == [{*coming[:31]}]
+
+
+def test_a_block_that_is_not_needed_stops_no_command(
+    write_files: WriteFiles, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "_BLOCK_FILES", 1)
+    monkeypatch.setattr(overview, "pack_blocks", partial(pack_blocks, workers=1))
+    (corpus,) = Corpora(make_config(write_files({"0.txt": b"text", "1.txt": b"\xff", "2.txt": b"text"}))).sources
+    assert isinstance(corpus, TextCorpus)
+    corpus.store.ask([BlockId("data", block) for block in (0, 2, 1)])
+    assert len(corpus.lengths(0)) == len(corpus.lengths(2)) == 1
+    with refused(DataError, ".../documents/1.txt"):
+        corpus.lengths(1)
 
 
 def test_few_documents_are_read_completely(
