@@ -29,6 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.data.blocks.blocks import BlockId
 from engine.data.corpus import Corpus
 from engine.data.permute import Permutation
 from engine.data.quarantine import Unusable
@@ -66,6 +67,7 @@ class Window(NamedTuple):
     validated: Documents
     blocks: int  # number of blocks
     unusable: list[Unusable]  # documents that were left out
+    dropped: dict[BlockId, int]  # documents, and pieces of documents, that a transform left out; of blocks with any
 
 
 def window_blocks(corpus: Corpus, key: str, order: int, place: int) -> Iterator[list[int]]:
@@ -104,7 +106,7 @@ def window(corpus: Corpus, key: str, order: int, place: int) -> Window:
     """Return the documents of the first window of `window_blocks`; of none, if there is no block at `place`."""
     none = np.empty(0, dtype=np.int64)
     block, document, inputs, hashes = [none], [none], [none], [none.astype(np.uint64)]
-    unusable = list[Unusable]()
+    unusable, dropped = list[Unusable](), dict[BlockId, int]()
     chosen = next(window_blocks(corpus, key, order, place), [])
     for number in chosen:
         lengths = corpus.lengths(number)
@@ -112,6 +114,8 @@ def window(corpus: Corpus, key: str, order: int, place: int) -> Window:
         hashes.append(lengths.hash())
         if lengths.left_out is not None:
             unusable += (Unusable(corpus.name, number, *one) for one in lengths.left_out.broken)
+            if lengths.left_out.dropped:
+                dropped[BlockId(corpus.name, number)] = lengths.left_out.dropped
         block.append(np.full(len(inputs[-1]), number))
         document.append(np.arange(len(inputs[-1])))
     join = np.concatenate
@@ -120,4 +124,4 @@ def window(corpus: Corpus, key: str, order: int, place: int) -> Window:
     shuffled = shuffled[found.inputs[shuffled] > 0]
     validates = found.hash[shuffled] / 2.0**64 < corpus.share
     trained, validated = found.chosen(shuffled[~validates]), found.chosen(shuffled[validates])
-    return Window(trained, validated, len(chosen), unusable)
+    return Window(trained, validated, len(chosen), unusable, dropped)

@@ -140,7 +140,8 @@ class Steps:
     """The sequences of each step and of the validation set: a pure function of documents, config and cursor.
 
     Only blocks of the windows that are needed are opened; the lengths of the last windows are kept. `unusable` are the
-    documents that were left out of these blocks, each once; the caller that lists them empties it.
+    documents that were left out of these blocks, each once, and `dropped` how many transforms left out of each block;
+    the caller that takes them empties both.
     """
 
     def __init__(self, corpora: Sequence[Corpus], config: Config) -> None:
@@ -151,6 +152,7 @@ class Steps:
         self._exhausted = {name: one.exhausted for name, one in source_configs(config.data).items()}
         self._number = {corpus.name: number for number, corpus in enumerate(corpora)}
         self.unusable, self._noted = list[Unusable](), set[BlockId]()
+        self.dropped = dict[BlockId, int]()
         self._documents = dict[tuple[str, int, int], int]()  # of each window that was opened
         self._window = lru_cache(_WINDOWS * len(corpora))(self._load)
 
@@ -389,11 +391,12 @@ class Steps:
             raise never_taken(name, int(inputs[~taken][0]), corpus.place, self._lengths)
         return found.trained, found.blocks
 
-    def _note(self, found: Window) -> None:
+    def _note(self, window: Window) -> None:
         """Record the documents that were left out of the blocks of a window. Most blocks occur again in each epoch."""
-        new = [one for one in found.unusable if (one.source, one.block) not in self._noted]
+        new = [one for one in window.unusable if (one.source, one.block) not in self._noted]
         self._noted |= {BlockId(one.source, one.block) for one in new}
         self.unusable += new
+        self.dropped |= window.dropped
 
     def _lengths_at(self, cursor: Cursor) -> Lengths:
         """Return the lengths of the documents of the step at a cursor."""

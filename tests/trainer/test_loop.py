@@ -4,6 +4,7 @@ import errno
 import math
 import shutil
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from engine.config.load import load
 from engine.control import progress
 from engine.control.control import Control
 from engine.control.protocol import At, Planned
+from engine.data.blocks.blocks import BlockId
 from engine.data.runtime.runtimes import RUNTIMES
 from engine.data.steps import Cursor
 from engine.errors import ExitCode, MemoryFitError, RunFolderError, StorageError
@@ -161,7 +163,7 @@ def test_a_step_is_in_the_ledger_before_it_has_metrics(
         if full:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    trainer.data = Ahead(2, ["a document"])
+    trainer.data = Ahead(2, ["a document"], [{BlockId("web", 1): 3}, {BlockId("web", 1): 3, BlockId("web", 2): 4}])
     trainer.ledger = SimpleNamespace(record=record)
     trainer.quarantine = SimpleNamespace(add=lambda step, found: order.append("quarantine") or len(found))
     if full:
@@ -173,6 +175,9 @@ def test_a_step_is_in_the_ledger_before_it_has_metrics(
         assert trainer.one_step(lambda: False) is False
         (line,) = read_metrics(tmp_path / "metrics.jsonl")
         assert order == ["ledger", "quarantine"] and (line["step"], line["left_out"]) == (1, 1)
+        trainer.one_step(lambda: False)
+        lines = read_metrics(tmp_path / "metrics.jsonl")
+        assert [line["dropped"] for line in lines] == [3, 7], "a block that is opened again counts once"
 
 
 @pytest.mark.parametrize("peak", [None, 4e9])
@@ -323,8 +328,8 @@ def test_a_rank_leaves_when_all_have_written(tmp_path: Path, monkeypatch: pytest
 class Ahead:
     """Plans of a run whose documents last for `steps` steps. `asked` counts the plans after the first."""
 
-    def __init__(self, steps: int, unusable: list[str] | None = None) -> None:
-        self.steps, self.unusable, self.asked = steps, unusable or [], 0
+    def __init__(self, steps: int, unusable: Sequence[str] = (), dropped: Sequence[Mapping[BlockId, int]] = ()) -> None:
+        self.steps, self.unusable, self.dropped, self.asked = steps, unusable, dropped, 0
 
     def request(self, cursor: Any) -> None:
         self.asked += 1
@@ -336,7 +341,8 @@ class Ahead:
         plan, cursor = by_hand([30], [(0,)], [[[0]]]), Cursor()
         ended = "why" if self.asked + 1 == self.steps else None
         of_plan = {"plan": plan, "whole": plan, "loss_tokens": 30, "balance": 1.0, "step_s": 2.5, "flops": 6e9}
-        return SimpleNamespace(**of_plan, table=None, after=cursor, unusable=self.unusable, ended=ended, packed={})
+        of_plan |= {"unusable": self.unusable, "dropped": self.dropped[self.asked] if self.dropped else {}}
+        return SimpleNamespace(**of_plan, table=None, after=cursor, ended=ended, packed={})
 
 
 def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -355,6 +361,7 @@ def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     trainer.engine.reserve_snapshot = lambda: None
     trainer.data = SimpleNamespace(input_reader=lambda planned: None)
     trainer.trace = SimpleNamespace(record=lambda *rest: None)
+    trainer.dropped = {}
     trainer.skipped, trainer.pace = 0, SimpleNamespace(of_steps=lambda *rest: None)
     trainer.ledger = SimpleNamespace(record=lambda *rest: None)
     trainer.quarantine = SimpleNamespace(add=lambda step, found: 0)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from engine.data.blocks.blocks import BlockId
 from engine.data.blocks.work import Cost
 from engine.data.opening import Sources
 from engine.data.quarantine import Unusable
@@ -36,6 +37,7 @@ class Sent(NamedTuple):
     flops: int
     after: Cursor
     unusable: list[Unusable]
+    dropped: dict[BlockId, int]
     ended: str | None
     packed: dict[str, Cost]
 
@@ -107,6 +109,7 @@ class StepPlanner:
         plan = plan_step(table.length, self.settings)
         ended = self.steps.ended(after)  # may open the next window, so before `unusable` is taken
         unusable, self.steps.unusable = self.steps.unusable, []
+        dropped, self.steps.dropped = self.steps.dropped, {}
         makespan = simulate(plan, self.settings).makespan
         balance = useful(plan.sequence_lengths, self.settings) / makespan
         step_s = self.settings.costs.seconds(makespan + self.settings.costs.step)
@@ -114,7 +117,7 @@ class StepPlanner:
         packed = self._packed()
         if self._scaler is not None:
             self._scaler.packed(packed)
-        return table, plan, Sent(b"", balance, step_s, flops, after, unusable, ended, packed)
+        return table, plan, Sent(b"", balance, step_s, flops, after, unusable, dropped, ended, packed)
 
     def _validation(self, order: int) -> dict[str, tuple[SequenceTable, StepPlan]]:
         validating = list(self.steps.validating(order))

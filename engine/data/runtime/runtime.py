@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.data.blocks.blocks import BlockId
 from engine.data.blocks.work import Cost
 from engine.data.inputs import RankInputs
 from engine.data.quarantine import Unusable
@@ -50,6 +51,7 @@ class Planned(PlannedSequences):
 
     `step_s` is the simulated time of the step, in seconds on the planned hardware; `flops` are its model FLOPs.
     `unusable` are documents left out of blocks first opened for this step; after a resume some may be listed already.
+    `dropped` are how many documents, and pieces of documents, transforms left out of blocks opened for this step.
     `packed` is what loaders of this host have packed since the last step, by source.
     `ended` is the reason if there is no step after this one, as in `Steps.ended`.
     """
@@ -59,6 +61,7 @@ class Planned(PlannedSequences):
     flops: int
     after: Cursor
     unusable: list[Unusable]
+    dropped: dict[BlockId, int]
     ended: str | None
     packed: dict[str, Cost]
 

@@ -74,6 +74,7 @@ def test_steps_that_are_planned_from_sent_lengths_are_those_of_local_blocks(conf
         one, other = (received_step(planner.step(cursor)) for planner in (local, sent))
         assert same(one.table, other.table) and one.plan.digest == other.plan.digest
         assert (one.after, one.unusable, one.ended) == (other.after, other.unusable, other.ended)
+        assert one.dropped == other.dropped
         assert (one.balance, one.step_s, one.flops) == (other.balance, other.step_s, other.flops)
         cursor, unusable = one.after, unusable + len(one.unusable)
         masked += int(np.count_nonzero(one.table.loss_tokens < one.table.length))

@@ -12,7 +12,7 @@ import pytest
 
 from engine.config import schema
 from engine.config.load import load
-from engine.data.blocks.blocks import Range
+from engine.data.blocks.blocks import BlockId, Range
 from engine.data.corpus import TextCorpus
 from engine.data.opening import list_blocks, open_sources
 from engine.data.overview import Corpora
@@ -21,7 +21,9 @@ from engine.data.parts import LeftOut, part_path
 from engine.data.places import Known, Match, at_place, places_of
 from engine.data.scan import scan
 from engine.data.sources import jsonl
+from engine.data.steps import Cursor
 from engine.data.transforms.transforms import TRANSFORMS
+from engine.data.walk import Place
 from engine.errors import DataError
 from tests.data.resuming import StepsFrom, resumes_exactly
 from tests.refusals import refused
@@ -81,6 +83,21 @@ def test_documents_are_split_and_dropped_and_each_is_packed_or_counted(data: Cal
     found = scan(data(*STEPS), None, 0)
     inputs = [int(one) for block in range(corpus.blocks) for one in corpus.lengths(block).inputs()]
     assert (sorted(found.lengths.tolist()), found.empty, found.dropped) == (sorted(inputs), 1, 2)
+
+
+def test_steps_count_what_transforms_left_out_of_the_blocks_that_they_open(data: Callable[..., schema.Data]) -> None:
+    """Also where a source has too many documents to count them at the start."""
+    config = load(["recipe=quickstart", "batch_tokens=16", "context=16"])
+    config = config.model_copy(update={"data": data(*STEPS).model_copy(update={"validation_share": 0.0})})
+    steps, cursor, found = Corpora(config).steps, Cursor(), dict[BlockId, int]()
+    while cursor.places.get("data", Place()).epoch == 0:
+        step = steps.next(cursor)
+        assert step is not None
+        cursor = step[1]
+        found |= steps.dropped
+    left_out = [corpus.lengths(block).left_out for corpus in steps.corpora for block in range(corpus.blocks)]
+    assert found == {BlockId("data", block): one.dropped for block, one in enumerate(left_out) if one and one.dropped}
+    assert sum(found.values()) == 2
 
 
 def test_pieces_and_left_out_documents_are_found_at_the_places_of_their_documents(
