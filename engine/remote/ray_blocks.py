@@ -39,6 +39,7 @@ class RayBlocks:
         self._found = OrderedDict[BlockId, Lengths]()  # least recently used first
         self._errors = dict[BlockId, BytescaleError]()  # of blocks that are waited for
         self._awaited = Counter[BlockId]()
+        self._pulling = False
         self.owners = dict[BlockId, str]()  # the host that has packed a block
         self.received = self.tokens = 0  # bytes of lengths; tokens
 
@@ -104,9 +105,16 @@ class RayBlocks:
 
     def _pull(self) -> None:
         """Let free loaders take blocks. The caller holds the lock."""
-        while (pair := self._queue.take()) is not None:
-            host, block = pair
-            self._caller.start(host, "pack", block).add_done_callback(partial(self._packed, host, block))
+        # If a host is lost, its call is answered at once, so this may be called below itself.
+        if self._pulling:
+            return
+        self._pulling = True
+        try:
+            while (pair := self._queue.take()) is not None:
+                host, block = pair
+                self._caller.start(host, "pack", block).add_done_callback(partial(self._packed, host, block))
+        finally:
+            self._pulling = False
 
     def _packed(self, host: str, block: BlockId, answer: Future[bytes]) -> None:
         """Take the lengths of a block that a host has packed, or its error, if anyone waits for it."""

@@ -166,6 +166,14 @@ def test_another_host_packs_what_a_lost_one_was_packing(rig: Rig) -> None:
     assert {rig.blocks.owners[block] for block in rig.ids(0, 1)} == {"host-1"} and rig.caller.refused == 1
 
 
+def test_any_number_of_hosts_may_be_lost_at_once(rig: Rig) -> None:
+    """Their calls are answered at once, one below the other."""
+    hosts = {f"host-{number}": 1 for number in reversed(range(2000))}
+    blocks = RayBlocks({"source": rig.local["host-0"]._texts["source"]}, rig.caller, hosts)
+    assert [len(blocks.lengths(block)) for block in rig.ids(*range(5))] == [2] * 5
+    assert set(blocks.owners.values()) <= set(HOSTS)
+
+
 def test_a_host_reads_its_own_blocks_itself(rig: Rig) -> None:
     """And those of others from them; if one is lost, it packs its blocks."""
     wanted = [rig.range_of(number) for number in (0, 1)]
