@@ -101,6 +101,7 @@ def test_the_planner_notes_its_queue(rig: Rig) -> None:
         ["planner=naive"],
         ["planner=static"],
         ["planner=adaptive", "parallel.tp=2", "parallel.pp=2", "model.layers=4", "capacity=2048"],
+        ["planner=adaptive", "zero.stage=3"],
     ],
 )
 def test_steps_of_all_planners_and_of_a_mesh(mesh: list[str], rig: Rig) -> None:
