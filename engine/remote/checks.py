@@ -10,6 +10,7 @@ import shutil
 import socket
 from collections.abc import Mapping
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from engine.errors import Problem
@@ -17,7 +18,7 @@ from engine.remote.plane import TOKEN, TOKEN_PATH
 
 SHARED = Path("/dev/shm")
 _CONNECT_S = 5.0
-_INSTALL = "pip install ray"
+_INSTALL = "pip install ray cryptography"
 
 
 def version() -> str | None:
@@ -36,7 +37,15 @@ def version_problem(wanted: str | None = None) -> Problem | None:
     if wanted is not None and found != wanted:
         message = f"{host} has Ray {found}, but the launcher has {wanted}, and Ray needs equal versions"
         return Problem(message, "data.runtime=ray", f"`pip install ray=={wanted}` there")
+    if not has_certificates():
+        message = f"the package cryptography, which makes certificates for Ray, is not installed on {host}"
+        return Problem(message, "data.runtime=ray", f"`{_INSTALL}`, or data.runtime=local")
     return None
+
+
+def has_certificates() -> bool:
+    """Return whether this host has the package that makes them."""
+    return find_spec("cryptography") is not None
 
 
 def is_listening(host: str, port: int, seconds: float = _CONNECT_S) -> bool:

@@ -64,6 +64,11 @@ def connect(namespace: str) -> None:
         time.sleep(_AGAIN_S)
 
 
+def disconnect() -> None:
+    """Disconnect this process. Else its exit waits for a Ray that has ended."""
+    ray.shutdown()
+
+
 def _init(address: str, namespace: str) -> None:
     """Connect without taking over the signals of this process, or its working directory."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}

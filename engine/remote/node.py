@@ -3,11 +3,12 @@
 ```
  /tmp/bytescale-ray-x1y2z3/     0700: its path is short, because paths of Unix sockets have at most 107 bytes
      token                      0600: the same on all nodes of the run
+     authority.pem, node.*      0600: the certificate of this node (certificates.py)
      r/                         sessions of Ray: logs, sockets, objects that /dev/shm cannot hold; new after a restart
      gcs/                       what the head knows; it goes on with it after a restart
      files/                     of actors, which ranks may not have opened yet when Ray dies
 ```
-Ray listens on the interface of `Settings.address` only, and with the token. It has no dashboard, no jobs API, no
+Ray accepts callers that have a certificate of the run, and its token. It has no dashboard, no jobs API, no
 autoscaler, no client server, and sends no statistics. Imports no ray.
 """
 
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 from engine.control.processes import kill_session
 from engine.files import append
 from engine.readers import parse_line
+from engine.remote import certificates
 from engine.remote.checks import own_environment
 from engine.remote.plane import ADDRESS, AUTH_MODE, FILES, NODE_ADDRESS, TOKEN_PATH, host_resource
 from engine.safe_path import safe_path
@@ -182,6 +184,7 @@ class NodeRay:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with os.fdopen(os.open(folder / "token", os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as file:
             file.write(token)
+        certificates.write(folder, settings.address, token)
         with append(log) as errors:
             guard = subprocess.Popen(
                 [sys.executable, "-m", "engine.remote.guard"],
@@ -243,7 +246,8 @@ class NodeRay:
 def _variables(settings: Settings) -> dict[str, str]:
     """Return the variables of all processes that use this Ray."""
     loopback = _LOOPBACK if _is_loopback(settings.head) else {}
-    return {**_FIXED, **loopback, TOKEN_PATH: f"{settings.folder}/token", FILES: f"{settings.folder}/files"}
+    own = {TOKEN_PATH: f"{settings.folder}/token", FILES: f"{settings.folder}/files"}
+    return {**_FIXED, **loopback, **own, **certificates.variables(settings.folder)}
 
 
 def _storage(settings: Settings) -> dict[str, str]:

@@ -49,6 +49,13 @@ def test_ray_is_not_installed(
     assert "pip install ray" in refused(capsys, tmp_path, "data.runtime=ray")
 
 
+def test_no_package_makes_certificates(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(checks, "has_certificates", lambda: False)
+    assert "cryptography" in refused(capsys, tmp_path, "data.runtime=ray")
+
+
 def test_shared_memory_is_too_small(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -84,7 +84,7 @@ def test_two_nodes_of_one_machine(tmp_path: Path) -> None:
         assert cluster_problem(head.address, 2, own | head.environment) is None
         third = cluster_problem(head.address, 3, own | head.environment)
         assert third is not None and "bytescale-host-2" in third.message and "bytescale-host-2" in str(third.hint)
-        strange = cluster_problem(head.address, 2, own | {TOKEN_VALUE: "0" * 64})
+        strange = cluster_problem(head.address, 2, own | head.environment | {TOKEN_VALUE: "0" * 64})
         assert strange is not None and head.address in str(strange.key) and "TOKEN" in str(strange.hint)
         nodes = json.loads(connected(head, head.environment))
         assert sorted(nodes) == ["bytescale-host-0", "bytescale-host-1"]
