@@ -1,10 +1,11 @@
 """How often several hosts tokenize each document: with a `data.cache` each, sharing blocks or not.
 
-    python benchmarks/hosts.py [1 | 2 | 4] [--sources 8] [--megabytes 12] [--steps 3]
+    python benchmarks/hosts.py [1 | 2 | 4 | 2/peers | ...] [--sources 8] [--megabytes 12] [--steps 3]
 
-Hosts are processes with a cache and loaders each, which plan the same steps and write the rank files of their ranks.
-No launcher has packed anything, so the hosts pack all blocks that the steps open. Documents are counted in the caches
-of all hosts at the end; `ratio` is to those of one host. The target is 1.01, and equal steps on all hosts.
+Hosts are processes with a cache and loaders each, which plan the same steps and write the rank files of their ranks:
+those of the local runtime without sharing and with peers, or the actors of data.runtime=ray. No launcher has packed
+anything, so the hosts pack all blocks that the steps open, and some that are packed ahead. `documents` are those in the
+caches of all hosts at the end, `ratio` is to those of different blocks. The target is 1.01, and equal steps everywhere.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection, Pipe
@@ -40,11 +43,15 @@ from engine.data.steps import Cursor
 from engine.data.token_file import TokenFile
 from engine.job import Job
 from engine.launch.prepare import write_facts
+from engine.remote.node import NodeRay, token_of
+from engine.remote.plane import START, Plane, namespace
+from engine.remote.view import host_role
 from engine.run.folder import RunFolder
 
 TARGET = 1.01
 RANKS = 2  # of a host
 SECRET = b"of the run"
+MEMORY = 400 << 20  # of the Ray of a host
 
 
 def write_sources(folder: Path, sources: int, megabytes: int) -> None:
@@ -57,12 +64,14 @@ def write_sources(folder: Path, sources: int, megabytes: int) -> None:
                 file.write(json.dumps({"text": drawn.randbytes(size // 2).hex()}) + "\n")
 
 
-def config_of(folder: Path, cache: Path, hosts: int, sources: int) -> Config:
+def config_of(folder: Path, cache: Path | None, hosts: int, sources: int) -> Config:
+    """Return the config of a host; without a cache it has the one of XDG_CACHE_HOME."""
     paths = [f"data.sources.s{number}.path={folder / f's{number}.jsonl'}" for number in range(sources)]
     mix = f"data.mix={{{', '.join(f's{number}: 1' for number in range(sources))}}}"
     cluster = ["cluster=local", f"cluster.nodes={hosts}", f"cluster.ranks_per_node={RANKS}"]
     sizes = ["context=64K", f"capacity={(64 << 10) // RANKS // hosts}", "batch_tokens=128K", "data.loaders=1"]
-    return load(["recipe=quickstart", "data=jsonl", f"data.cache={cache}", *paths, mix, *cluster, *sizes])
+    runs = ["data.runtime=ray"] if cache is None else [f"data.cache={cache}"]
+    return load(["recipe=quickstart", "data=jsonl", *paths, mix, *cluster, *sizes, *runs])
 
 
 def host(folder: RunFolder, config: Config, others: NodeHosts | None, steps: int, answers: Connection) -> None:
@@ -79,20 +88,22 @@ def host(folder: RunFolder, config: Config, others: NodeHosts | None, steps: int
     planner.close()
 
 
-def run(hosts: int, share: bool, sources: int, megabytes: int, steps: int) -> dict[str, Any]:
-    """Return what is in the caches of all hosts after some steps, and the processor time of planning processes."""
-    with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
-        top = Path(root)
-        write_sources(top, sources, megabytes)
-        caches = [top / f"cache-{number}" for number in range(hosts)]
-        configs = [config_of(top, cache, hosts, sources) for cache in caches]
-        folder = RunFolder(top / "run")
-        folder.root.mkdir()
-        corpora = Corpora(configs[0])
-        corpora.are_few = False  # else they would be counted
-        write_facts(folder, configs[0], corpora, 0)
+def prepare(top: Path, config: Config) -> RunFolder:
+    """Make the run folder, as the launcher does."""
+    folder = RunFolder(top / "run")
+    folder.root.mkdir()
+    corpora = Corpora(config)
+    corpora.are_few = False  # else they would be counted
+    write_facts(folder, config, corpora, 0)
+    return folder
 
-        names = [identity_of(cache) for cache in caches]
+
+def locally(top: Path, caches: Sequence[Path], share: bool, sources: int, steps: int) -> Row:
+    """Let the local runtime of all hosts take the steps."""
+    hosts, names = len(caches), [identity_of(cache) for cache in caches]
+    configs = [config_of(top, cache, hosts, sources) for cache in caches]
+    folder = prepare(top, configs[0])
+    with ExitStack() as stack:
         ports = [int(stack.enter_context(reserved("127.0.0.1")).getsockname()[1]) for _ in range(hosts)]
         context, running = multiprocessing.get_context("spawn"), list[tuple[Any, Connection]]()
         for number, config in enumerate(configs):
@@ -111,31 +122,93 @@ def run(hosts: int, share: bool, sources: int, megabytes: int, steps: int) -> di
         for process, ours in running:
             ours.send(None)
             process.join()
-        assert all(digests == found[0][0] for digests, _ in found), "hosts plan different steps"
+    assert all(digests == found[0][0] for digests, _ in found), "hosts plan different steps"
+    return {"planning_cpu_s": round(sum(seconds for _, seconds in found), 1), "digests": found[0][0]}
+
+
+def actors(folder: RunFolder, hosts: int, steps: int, answers: Connection) -> None:
+    """Call the actors of all hosts as their planning processes do; send the digests that each host got."""
+    from engine.remote import cluster  # imports ray, which reads the environment
+
+    ranks = [list(range(number * RANKS, (number + 1) * RANKS)) for number in range(hosts)]
+    with subprocess.Popen([sys.executable, "-m", "engine.remote"], stdin=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdin is not None
+        print(Plane(str(folder.root), ranks).to_json(), file=supervisor.stdin, flush=True)
+        cluster.connect(namespace(folder.root))
+        caller, roles = cluster.open_caller(namespace(folder.root)), [host_role(number) for number in range(hosts)]
+
+        def of_all(method: str, *arguments: Any) -> list[Any]:
+            return [answer.result() for answer in [caller.start(role, method, *arguments) for role in roles]]
+
+        of_all("build_sets", Cursor().order)
+        cursor, digests = Cursor(), list[list[str]]()
+        for _ in range(steps):
+            planned = [received_step(sent) for sent, _ in of_all("build", cursor)]
+            digests.append([one.plan.digest for one in planned])
+            cursor = planned[0].after
+        caller.close()
+        supervisor.stdin.close()
+    cluster.disconnect()
+    answers.send(digests)
+
+
+def over_ray(top: Path, caches: Sequence[Path], sources: int, steps: int) -> Row:
+    """Let a Ray of all hosts, on this machine, take the steps. Each has the cache of its XDG_CACHE_HOME."""
+    nodes, token, kept = list[NodeRay](), token_of(SECRET), dict(os.environ)
+    folder = prepare(top, config_of(top, None, len(caches), sources))
+    try:
+        for number, cache in enumerate(caches):
+            log, variables = top / f"ray-{number}.log", {**kept, "XDG_CACHE_HOME": str(cache)}
+            if number:
+                nodes.append(NodeRay.join(nodes[0].address, "127.0.0.1", number, MEMORY, token, log, variables))
+            else:
+                nodes.append(NodeRay.start_head("127.0.0.1", number, MEMORY, token, log, variables))
+        for node in nodes:
+            assert all("up" in message for message in node.receive()), "Ray does not start"
+        os.environ.update(nodes[0].environment | {START: "1"})
+        ours, theirs = Pipe()
+        process = multiprocessing.get_context("spawn").Process(target=actors, args=(folder, len(caches), steps, theirs))
+        process.start()
+        theirs.close()
+        digests = ours.recv()
+        process.join()
+    finally:
+        for node in reversed(nodes):
+            node.end()
+        os.environ.clear()
+        os.environ.update(kept)
+    assert all(len(set(of_step)) == 1 for of_step in digests), "hosts have different steps"
+    return {"planning_cpu_s": None, "digests": [of_step[0] for of_step in digests]}
+
+
+def run(hosts: int, sharing: str, sources: int, megabytes: int, steps: int) -> Row:
+    """Return what is in the caches of all hosts after some steps, and the processor time of planning processes."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
+        top = Path(root)
+        write_sources(top, sources, megabytes)
+        caches = [top / f"cache-{number}" for number in range(hosts)]
+        if sharing == "ray":
+            found = over_ray(top, caches, sources, steps)
+        else:
+            found = locally(top, caches, sharing == "peers", sources, steps)
         parts = [[path.with_suffix("") for path in cache.rglob("*.idx")] for cache in caches]
-        return {
-            "documents": sum(len(TokenFile.open(part)) for of_host in parts for part in of_host),
-            "blocks": " + ".join(str(len(of_host)) for of_host in parts),
-            "planning_cpu_s": round(sum(seconds for _, seconds in found), 1),
-            "digests": found[0][0],
-        }
+        documents = [{part.name: len(TokenFile.open(part)) for part in of_host} for of_host in parts]
+        once = sum({name: size for of_host in documents for name, size in of_host.items()}.values())
+        packed = sum(sum(of_host.values()) for of_host in documents)
+        blocks = " + ".join(str(len(of_host)) for of_host in parts)
+        return {"ratio": round(packed / once, 3), "documents": packed, "blocks": blocks, **found}
 
 
 def cases(arguments: argparse.Namespace) -> Iterator[driver.Case]:
     sizes = arguments.sources, arguments.megabytes, arguments.steps
-    one = list[int]()
 
-    def rows(hosts: int) -> Iterator[Row]:
-        if not one:
-            one.append(run(1, False, *sizes)["documents"])
-        for share in (False, True) if hosts > 1 else (False,):
-            found = run(hosts, share, *sizes)
-            ratio = found["documents"] / one[0]
-            row = {"hosts": hosts, "share": share, "ratio": round(ratio, 3), **found}
-            yield row | {"holds": not (share or hosts == 1) or ratio <= TARGET}
+    def rows(hosts: int, sharing: str) -> Iterator[Row]:
+        row = {"hosts": hosts, "sharing": sharing, **run(hosts, sharing, *sizes)}
+        yield row | {"holds": (hosts > 1 and sharing == "none") or row["ratio"] <= TARGET}
 
     for hosts in (1, 2, 4):
-        yield str(hosts), partial(rows, hosts)
+        for sharing in ("none", "peers", "ray") if hosts > 1 else ("none", "ray"):
+            yield f"{hosts}/{sharing}", partial(rows, hosts, sharing)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
