@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from benchmarks import data_memory, hosts, loss, mixed
 from benchmarks.traces import TRACES, draw, settings_of
 from tests.benchmarks.rows import measured
+from tests.root import ROOT
 
 pytestmark = pytest.mark.long
 
@@ -18,10 +23,33 @@ def test_the_loss() -> None:
     assert chunks["difference_weight"] < 1e-5
 
 
+SMALL = ["--sources", "2", "--megabytes", "1", "--steps", "2"]
+
+
 def test_hosts() -> None:
-    apart, together = measured(hosts, "2", "--sources", "2", "--megabytes", "1", "--steps", "2")["rows"]
+    apart, together = measured(hosts, "2/none", "2/peers", *SMALL)["rows"]
     assert (apart["ratio"], together["ratio"]) == (2, 1) and together["holds"]
     assert apart["digests"] == together["digests"]
+
+
+@pytest.mark.world
+def test_hosts_on_ray() -> None:
+    pytest.importorskip("ray")
+    (row,) = measured(hosts, "2/ray", *SMALL)["rows"]
+    assert row["ratio"] == 1 and row["holds"] and len(row["digests"]) == 2
+
+
+@pytest.mark.world
+@pytest.mark.slow
+def test_clients() -> None:
+    """In a process of its own, which imports ray."""
+    pytest.importorskip("ray")
+    sizes = ["--clients", "16", "64", "--sources", "4", "--rounds", "1", "--step-s", "1", "--json"]
+    command = [sys.executable, str(ROOT / "benchmarks/clients.py"), *sizes]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    few, many = json.loads(done.stdout)["rows"]
+    assert (few["fetches"], many["fetches"]) == (16, 64) and 0 < few["bytes"] < 1.2 * many["bytes"]
+    assert 0 < few["p50_ms"] <= few["p99_ms"] and few["p50_ratio"] == few["p99_ratio"] == 1
 
 
 def test_the_memory_of_loading() -> None:
