@@ -236,10 +236,13 @@ class Supervisor:
         self.fleet.kill(actor.name, actor.process, helpers[0] if helpers else None)
 
     def _refill(self, now: float) -> None:
-        """Start the standbys that are missing on each host, and one for each vacant role that has no actor yet."""
+        """Start an actor for each vacant role that has none yet; on other hosts the standbys that are missing.
+
+        A standby would only take processor time from an actor that is waited for.
+        """
         taking = {actor.role for actor in self._actors.values()}
         waiting = [host_of(role) or 0 for role in self._vacant if role not in taking]  # the planner is on any host
         for host in range(self.hosts):
             free = sum(actor.host == host and actor.role is None for actor in self._actors.values())
-            for _ in range(self.standbys + waiting.count(host) - free):
+            for _ in range((waiting.count(host) or self.standbys) - free):
                 self._add(self.fleet.start(host), host, now)
