@@ -235,8 +235,8 @@ class Ray(Section):
         min_length=2,
         max_length=2,
         examples=["[2,16]"],
-        description="not used yet, data.loaders decides: least and most processes of all hosts that read and tokenize "
-        "documents",
+        description="least and most processes of all hosts that read and tokenize documents, each host at least one; "
+        "null: data.loaders",
     )
     standbys: int = Field(ge=0, le=64, description="processes per host that wait to replace one that dies")
     deadline: float = Field(
@@ -301,7 +301,10 @@ class Data(Section):
     cache: str | None = Field(description="folder for the tokens of texts; null: bytescale/tokens in the cache folder")
     spool: Bytes = Field(gt=0, le=2**63 - 1, description="maximum bytes of packed documents in data.cache")
     loaders: int | None = Field(
-        ge=1, le=4096, description="processes per host that read and tokenize documents; null: chosen from its cores"
+        ge=1,
+        le=4096,
+        description="processes per host that read and tokenize documents; null: as many as the next steps need, "
+        "at most 8, and at most half of its cores",
     )
     quarantine_after: int = Field(
         ge=0,

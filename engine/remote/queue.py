@@ -9,6 +9,7 @@ A block has no host before a loader takes it, so a slow source or host delays on
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from engine.data.blocks.blocks import BlockId
@@ -24,6 +25,11 @@ class Queue:
         self._waiting = dict[BlockId, None]()
         self._looking = dict[BlockId, set[str]]()  # the hosts that have not yet said whether they have it
         self._packing = dict[BlockId, str]()
+
+    def resize(self, loaders: Mapping[str, int]) -> None:
+        """Set the number of loaders of each host. Those that are too many take no other block."""
+        packing = Counter(self._packing.values())
+        self._free = {host: loaders[host] - packing[host] for host in self._free}
 
     @property
     def hosts(self) -> list[str]:
@@ -76,6 +82,10 @@ class Queue:
         self._packing[block] = host
         self._free[host] -= 1
         return host, block
+
+    def missing(self) -> set[BlockId]:
+        """Return the blocks that were asked for and that no host is known to have."""
+        return {*self._waiting, *self._packing}
 
     def queued(self) -> Queued:
         """Return how many blocks no host has, and how many of them are being packed."""

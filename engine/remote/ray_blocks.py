@@ -4,6 +4,7 @@
  ask      which hosts have them?        caller: lengths of all, one call a host; queue.py: what none has
           pack what none has            caller: pack, as many at a time as a host has loaders
  lengths  waits for one of these answers
+ resize   tells hosts how many loaders  caller: resize, which answers what they are packing
 ```
 Only lengths come here; tokens go from host to host (slices.py).
 """
@@ -19,7 +20,7 @@ from functools import partial
 from engine.data.blocks.blocks import BlockId, Lengths, Range, Slice, changed
 from engine.data.blocks.served import received_lengths
 from engine.data.blocks.texts import Texts
-from engine.data.blocks.work import Queued
+from engine.data.blocks.work import Cost, Queued, joined_costs
 from engine.errors import BytescaleError
 from engine.remote.caller import Caller, RoleLostError
 from engine.remote.queue import Queue
@@ -31,11 +32,14 @@ _KEPT = 4096  # blocks whose lengths stay here
 class RayBlocks:
     """Blocks that hosts pack, as a process that packs none sees them."""
 
-    def __init__(self, texts: Mapping[str, Texts], caller: Caller, loaders: Mapping[str, int]) -> None:
-        """Take the sources of texts by name, and the roles of the hosts with their numbers of loaders."""
+    def __init__(self, texts: Mapping[str, Texts], caller: Caller, hosts: Sequence[str], loaders: int) -> None:
+        """Take the sources of texts by name, the roles of the hosts, and the number of loaders of all of them."""
         self._texts, self._caller = texts, caller
         self._changed = threading.Condition(threading.RLock())
-        self._queue = Queue(loaders)
+        self._loaders = _divided(loaders, hosts)
+        self._queue = Queue(self._loaders)
+        self._running = dict[str, list[tuple[str, float]]]()  # of each host, at the last `resize`
+        self._costs = dict[str, Cost]()  # of what was packed since they were taken, by source
         self._found = OrderedDict[BlockId, Lengths]()  # least recently used first
         self._errors = dict[BlockId, BytescaleError]()  # of blocks that are waited for
         self._awaited = Counter[BlockId]()
@@ -82,6 +86,37 @@ class RayBlocks:
         for host in self._queue.hosts:
             self._caller.start(host, "keep", [block for block in kept if self.owners.get(block) == host])
 
+    @property
+    def loaders(self) -> int:
+        """How many loaders there should be on all hosts."""
+        with self._changed:
+            return sum(self._loaders[host] for host in self._queue.hosts)
+
+    def resize(self, loaders: int) -> None:
+        """Set the number of loaders of all hosts together."""
+        with self._changed:
+            self._loaders = _divided(loaders, self._queue.hosts)
+            self._queue.resize(self._loaders)
+            self._pull()
+            for host, count in self._loaders.items():
+                self._caller.start(host, "resize", count).add_done_callback(partial(self._resized, host))
+
+    def missing(self) -> set[BlockId]:
+        """Return the blocks that were asked for, as long as no host is known to have them."""
+        with self._changed:
+            return self._queue.missing()
+
+    def running(self) -> list[tuple[str, float]]:
+        """Return what hosts were packing at the last `resize`, as `Loaders.running`."""
+        with self._changed:
+            return [one for host in self._queue.hosts for one in self._running.get(host, ())]
+
+    def packed(self) -> dict[str, Cost]:
+        """Return what the loaders of all hosts have packed since the last call, by source."""
+        with self._changed:
+            costs, self._costs = self._costs, {}
+        return costs
+
     def queued(self) -> Queued:
         """Return how many blocks wait for a loader of any host, and how many are being packed."""
         with self._changed:
@@ -116,14 +151,20 @@ class RayBlocks:
         finally:
             self._pulling = False
 
-    def _packed(self, host: str, block: BlockId, answer: Future[bytes]) -> None:
+    def _resized(self, host: str, answer: Future[list[tuple[str, float]]]) -> None:
+        with self._changed:
+            self._running[host] = [] if answer.exception() is not None else answer.result()
+
+    def _packed(self, host: str, block: BlockId, answer: Future[tuple[bytes, dict[str, Cost]]]) -> None:
         """Take the lengths of a block that a host has packed, or its error, if anyone waits for it."""
         error = answer.exception()
         with self._changed:
             if isinstance(error, RoleLostError):
                 self._queue.lose(host)
             elif error is None:
-                self._take(host, answer.result())
+                payload, costs = answer.result()
+                self._costs = joined_costs(self._costs, costs)
+                self._take(host, payload)
             else:
                 self._queue.found(block)
                 if self._awaited[block]:
@@ -141,3 +182,9 @@ class RayBlocks:
         while len(self._found) > _KEPT:
             self._found.popitem(last=False)
         self._changed.notify_all()
+
+
+def _divided(loaders: int, hosts: Sequence[str]) -> dict[str, int]:
+    """Divide loaders equally among hosts. Each has at least one, for blocks that others ask it to pack again."""
+    each, more = divmod(max(loaders, len(hosts)), max(1, len(hosts)))
+    return {host: each + (number < more) for number, host in enumerate(hosts)}

@@ -30,13 +30,14 @@ from engine.data.blocks.loaders import Loaders
 from engine.data.blocks.local_blocks import LocalBlocks
 from engine.data.blocks.served import Served, lengths_payload
 from engine.data.blocks.texts import Texts
+from engine.data.blocks.work import Cost
 from engine.data.corpus import Reader
 from engine.data.opening import open_run
 from engine.data.runtime import cuts
 from engine.data.runtime.constructor import Constructor, RankFiles
 from engine.data.runtime.events import QueueLog
-from engine.data.runtime.local import loader_count
 from engine.data.runtime.planner import Sent, SentSets, StepPlanner, received_sets, received_step
+from engine.data.runtime.scaler import Scaler, loader_bounds
 from engine.data.steps import Cursor
 from engine.job import Job
 from engine.planner.make import plan_step
@@ -81,6 +82,13 @@ class RunRoles:
     def job(self) -> Job:
         return Job(read_resolved(self.folder.resolved))
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The least and the most loaders of all hosts together; see `loader_bounds`."""
+        data, hosts = self.job.config.data, len(self.plane.hosts)
+        least, most = data.ray.loaders or loader_bounds(data, hosts)
+        return max(least, hosts), max(most, hosts)
+
     def warm(self) -> None:
         """Make the planner's settings, and plan once, which loads compiled code."""
         length = np.ones(1, dtype=np.int64)
@@ -90,23 +98,28 @@ class RunRoles:
         """Make the object of a role. Raises errors of `open_run`, and OSError for `scratch`."""
         host = host_of(role)
         if host is None:
-            return Planner(self.folder, self.job, caller, self.plane.hosts)
-        return Host(self.folder, self.job, caller, role, self.plane.hosts[host], scratch / role, epoch)
+            return Planner(self.folder, self.job, caller, self.plane.hosts, self.bounds)
+        loaders = -(-self.bounds[1] // len(self.plane.hosts))
+        return Host(self.folder, self.job, caller, role, self.plane.hosts[host], scratch / role, epoch, loaders)
 
 
 class Planner:
     """Plans for all hosts, from lengths alone. Each gets the cut of the plan for its ranks, the first one the plan."""
 
-    def __init__(self, folder: RunFolder, job: Job, caller: Caller, hosts: Sequence[Sequence[int]]) -> None:
-        """Take the HDP ranks of each host."""
+    def __init__(
+        self, folder: RunFolder, job: Job, caller: Caller, hosts: Sequence[Sequence[int]], bounds: tuple[int, int]
+    ) -> None:
+        """Take the HDP ranks of each host, and the least and the most loaders of all hosts together."""
         self._caller, self._hosts = caller, hosts
-        loaders = dict.fromkeys(map(host_role, range(len(hosts))), loader_count(job.config.data))
+        least, most = bounds
 
         def make_blocks(texts: Mapping[str, Texts]) -> RayBlocks:
-            self._blocks = RayBlocks(texts, caller, loaders)
+            self._blocks = RayBlocks(texts, caller, [*map(host_role, range(len(hosts)))], most)
             return self._blocks
 
-        self._planner = StepPlanner(open_run(folder, job.config, make_blocks), job)
+        sources = open_run(folder, job.config, make_blocks)
+        scaler = Scaler(self._blocks, least, most, folder) if least < most else None
+        self._planner = StepPlanner(sources, job, self._blocks.packed, scaler)
         self._names = [corpus.name for corpus in self._planner.steps.corpora]
         self._queue = QueueLog(folder, self._blocks.queued)
         self._lock = threading.Lock()
@@ -137,12 +150,12 @@ class Planner:
     def state(self) -> dict[str, Any]:
         """Return what is worth seeing.
 
-        Steps planned, bytes of lengths and tokens that came, blocks with a host, calls asked again, late answers
-        refused.
+        Steps planned, bytes of lengths and tokens that came, blocks with a host, loaders, calls asked again, and late
+        answers refused.
         """
         blocks = self._blocks
         found = {"received": blocks.received, "tokens": blocks.tokens, "blocks": len(blocks.owners)}
-        found["planned"] = self._planned
+        found |= {"planned": self._planned, "loaders": blocks.loaders}
         return found | {"again": self._caller.asked_again, "refused": self._caller.refused}
 
     def close(self) -> None:
@@ -165,16 +178,21 @@ class Packer:
         self._local, self._served = blocks, Served(blocks)
         self._packing, self._asking = dict[BlockId, None](), threading.Lock()
 
-    def pack(self, block: BlockId) -> bytes:
-        """Let a loader pack a block; return its lengths."""
+    def pack(self, block: BlockId) -> tuple[bytes, dict[str, Cost]]:
+        """Let a loader pack a block; return its lengths, and what loaders have packed since the last answer."""
         with self._asking:
             self._packing[block] = None
             self._local.ask(self._packing)
         try:
-            return lengths_payload({block: self._local.lengths(block)})
+            return lengths_payload({block: self._local.lengths(block)}), self._local.packed()
         finally:
             with self._asking:
                 del self._packing[block]
+
+    def resize(self, loaders: int) -> list[tuple[str, float]]:
+        """Set the number of loaders; return what they are packing, as `Loaders.running`."""
+        self._local.resize(loaders)
+        return self._local.running()
 
     def lengths(self, blocks: Sequence[BlockId]) -> bytes:
         """Return the lengths of those of the blocks that are packed."""
@@ -208,8 +226,12 @@ class Host(Packer):
         ranks: Sequence[int],
         files: Path,
         epoch: int,
+        loaders: int,
     ) -> None:
-        """Each one has a folder of its own for rank files: who was replaced may still write into his."""
+        """Each one has a folder of its own for rank files: who was replaced may still write into his.
+
+        The planner changes the number of `loaders`.
+        """
         data = job.config.data
         files.mkdir(parents=True, exist_ok=True)
         self._caller, self._files = caller, files
@@ -217,7 +239,7 @@ class Host(Packer):
         self._host = host_of(role)
 
         def make_blocks(texts: Mapping[str, Texts]) -> HostBlocks:
-            local = LocalBlocks(texts, Loaders(loader_count(data), data.spool) if texts else None)
+            local = LocalBlocks(texts, Loaders(loaders, data.spool) if texts else None)
             self._blocks = HostBlocks(local, caller, role)
             return self._blocks
 
@@ -253,5 +275,6 @@ class Host(Packer):
         return sent, built
 
     def state(self) -> dict[str, Any]:
-        """Return what is worth seeing: tokens that were read for its ranks, calls asked again, late answers refused."""
-        return {"read": self._blocks.tokens, "again": self._caller.asked_again, "refused": self._caller.refused}
+        """Return what is worth seeing: tokens that were read for its ranks, loaders, calls asked again and refused."""
+        found = {"read": self._blocks.tokens, "loaders": self._local.loaders}
+        return found | {"again": self._caller.asked_again, "refused": self._caller.refused}

@@ -88,7 +88,7 @@ class OverRay:
         for host, cache in zip(HOSTS, caches, strict=True):
             own = {name: Texts(one.place, one.tokens, cache, one.blocks) for name, one in texts.items()}
             self._caller.call(host, "open", own)
-        self.blocks = RayBlocks(texts, self._caller, dict.fromkeys(HOSTS, LOADERS))
+        self.blocks = RayBlocks(texts, self._caller, HOSTS, LOADERS * len(HOSTS))
 
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self.blocks, method)(*arguments)

@@ -64,6 +64,20 @@ def test_how_many_blocks_wait_and_are_being_packed() -> None:
     assert queue.queued() == (3, 0), "what a lost host was packing waits again"
 
 
+def test_loaders_that_are_too_many_take_no_other_block() -> None:
+    queue = Queue({"host-0": 1, "host-1": 1})
+    missing_everywhere(queue, queue.ask([A, B, C, D]))
+    queue.resize({"host-0": 2, "host-1": 1})
+    assert [one and one[1] for one in (queue.take(), queue.take(), queue.take(), queue.take())] == [A, B, C, None]
+    assert queue.missing() == {A, B, C, D}
+    queue.resize({"host-0": 1, "host-1": 1})
+    assert queue.take() is None
+    queue.found(A)
+    queue.found(B)
+    queue.found(C)
+    assert queue.take() is not None and queue.missing() == {D}
+
+
 def test_what_is_needed_now_comes_first() -> None:
     queue = Queue({"host-0": 1})
     missing_everywhere(queue, queue.ask([A, B]))

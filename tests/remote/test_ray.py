@@ -16,6 +16,7 @@ import pytest
 from engine.control.processes import is_stopped
 from engine.data.blocks.texts import Texts
 from engine.data.order import ORDER
+from engine.data.runtime.events import SCALED
 from engine.data.runtime.process import PlanningProcess
 from engine.data.runtime.runtime import PlannedSequences
 from tests.data.blocks.conformance import Documents, Given, TestBlocks, given_texts  # noqa: F401
@@ -91,6 +92,14 @@ def test_the_planner_notes_its_queue(rig: Rig) -> None:
     found = rig.queues()
     assert any(waiting or packing for _, waiting, packing in found)
     assert all(later[0] - one[0] > 0.9 and later[1:] != one[1:] for one, later in pairwise(found))
+
+
+def test_the_number_of_loaders_follows_what_is_needed(rig: Rig) -> None:
+    """Steps are those of the local runtime, which has none: the tests before and after this one compare them."""
+    changes = [event for event in rig.events() if event["what"] == SCALED]
+    assert changes[0]["before"] == 4 and min(event["after"] for event in changes) == 2
+    assert all(event["host"] is None for event in changes)
+    assert rig.state("planner")["loaders"] == sum(rig.state(host)["loaders"] for host in ROLES[1:])
 
 
 @pytest.mark.slow

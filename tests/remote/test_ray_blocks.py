@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import pytest
 from engine.data.blocks.blocks import BlockId, Range
 from engine.data.blocks.local_blocks import LocalBlocks
 from engine.data.blocks.texts import Texts
+from engine.data.blocks.work import Cost
 from engine.data.parts import Tokens
 from engine.errors import DataError
 from engine.remote.caller import Answer, Caller
@@ -90,7 +92,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     caller = Caller(board, hosts)
     board.publish(view_of(1, host_0=1, host_1=2, planner=3))
     caller.look()
-    blocks = RayBlocks({"source": made["host-0"]}, caller, dict.fromkeys(HOSTS, 1))
+    blocks = RayBlocks({"source": made["host-0"]}, caller, HOSTS, 2)
     yield Rig(noted, hosts, board, caller, blocks, local)
     caller.close()
 
@@ -99,7 +101,7 @@ def test_hosts_pack_what_none_has_in_the_order_of_need(rig: Rig) -> None:
     rig.local["host-1"].lengths(BlockId("source", 3))
     rig.hosts.held.add("pack")
     rig.blocks.ask(rig.ids(2, 3, 0, 1))
-    assert rig.hosts.calls == [(host, "lengths") for host in HOSTS] + [(host, "pack") for host in HOSTS]
+    assert rig.hosts.calls == [(host, method) for method in ("lengths", "pack") for host in HOSTS]
     assert rig.packed() == [3] and rig.blocks.owners == {BlockId("source", 3): "host-1"}
     rig.hosts.held.discard("pack")
     first = rig.hosts.waiting.pop(0)
@@ -131,6 +133,32 @@ def test_questions_about_packed_blocks_do_not_wait_for_packing(rig: Rig) -> None
     rig.blocks.ask(rig.ids(3, 0, 1, 2))
     assert [len(rig.blocks.lengths(block)) for block in rig.ids(0, 1, 2)] == [2, 2, 2]
     assert [method for _, method in rig.hosts.calls].count("lengths") == 2
+
+
+def test_hosts_divide_the_loaders_and_take_as_many_blocks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[tuple[str, int]]()
+    for host, blocks in rig.local.items():
+        monkeypatch.setattr(blocks, "resize", lambda loaders, host=host: told.append((host, loaders)))
+        monkeypatch.setattr(blocks, "running", lambda: [("source", 1.5)])
+    rig.hosts.held.add("pack")
+    rig.blocks.resize(3)
+    rig.blocks.ask(rig.ids(0, 1, 2, 3))
+    assert told == [("host-0", 2), ("host-1", 1)] and rig.blocks.loaders == 3
+    assert [host for host, method in rig.hosts.calls if method == "pack"].count("host-0") == 2
+    assert rig.blocks.running() == [("source", 1.5)] * 2 and rig.blocks.missing() == {*rig.ids(0, 1, 2, 3)}
+    rig.blocks.resize(1)
+    assert told[-2:] == [("host-0", 1), ("host-1", 1)], "each has one"
+    rig.hosts.release()
+    assert not rig.blocks.missing()
+
+
+def test_costs_of_all_hosts_are_added(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seconds, blocks in enumerate(rig.local.values(), 1):
+        monkeypatch.setattr(blocks, "packed", partial(dict, source=Cost(1, seconds=seconds)))
+    rig.hosts.held.add("pack")
+    rig.blocks.ask(rig.ids(0, 1))
+    rig.hosts.release()
+    assert rig.blocks.packed() == {"source": Cost(2, seconds=3)} and rig.blocks.packed() == {}
 
 
 def test_tokens_come_from_the_host_that_has_packed(rig: Rig) -> None:
@@ -168,8 +196,8 @@ def test_another_host_packs_what_a_lost_one_was_packing(rig: Rig) -> None:
 
 def test_any_number_of_hosts_may_be_lost_at_once(rig: Rig) -> None:
     """Their calls are answered at once, one below the other."""
-    hosts = {f"host-{number}": 1 for number in reversed(range(2000))}
-    blocks = RayBlocks({"source": rig.local["host-0"]._texts["source"]}, rig.caller, hosts)
+    hosts = [f"host-{number}" for number in reversed(range(2000))]
+    blocks = RayBlocks({"source": rig.local["host-0"]._texts["source"]}, rig.caller, hosts, len(hosts))
     assert [len(blocks.lengths(block)) for block in rig.ids(*range(5))] == [2] * 5
     assert set(blocks.owners.values()) <= set(HOSTS)
 

@@ -59,7 +59,12 @@ def make_config(folder: Path, patch: pytest.MonkeyPatch, *more: str) -> Config:
     sources = [
         f"data.sources.texts.path={folder / 'texts.jsonl'}",
         *(f"data.sources.rows.path={folder / 'rows.jsonl'}", "data.sources.rows.field=ids"),
-        *("data.mix={texts: 3, rows: 1}", "data.quarantine_after=2", "data.validation_share=0.1", "data.loaders=2"),
+        *(
+            "data.mix={texts: 3, rows: 1}",
+            "data.quarantine_after=2",
+            "data.validation_share=0.1",
+            "data.ray.loaders=[2,4]",
+        ),
     ]
     sizes = ["context=4096", "capacity=512", "batch_tokens=8192", "data.validation_tokens=2000"]
     cluster = [f"cluster.nodes={HOSTS}", f"cluster.ranks_per_node={RANKS}", "data.runtime=ray"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -53,6 +54,11 @@ class Cost(NamedTuple):
             self.seconds + other.seconds,
             max(self.memory, other.memory),
         )
+
+
+def joined_costs(one: Mapping[str, Cost], other: Mapping[str, Cost]) -> dict[str, Cost]:
+    """Return the costs of the blocks of both, by source."""
+    return {**one, **{name: one.get(name, Cost()).plus(cost) for name, cost in other.items()}}
 
 
 class Queued(NamedTuple):

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from engine.config import schema
 from engine.config.sources import source_configs
 from engine.control.control import Control
 from engine.data.block_files import read_placed
@@ -30,18 +29,10 @@ from engine.data.runtime.hosts import Meeting, NodeHosts
 from engine.data.runtime.node import NodeAnswers
 from engine.data.runtime.planner import Sent, SentSets, StepPlanner, received_sets, received_step
 from engine.data.runtime.runtime import Planned, PlannedSequences
-from engine.data.runtime.scaler import Scaler
+from engine.data.runtime.scaler import Scaler, loader_bounds
 from engine.data.steps import Cursor
-from engine.data.workers import cores
 from engine.job import Job
 from engine.run.folder import RunFolder
-
-_MOST_LOADERS = 8  # on each host, if data.loaders is not set
-
-
-def loader_count(data: schema.Data) -> int:
-    """Return how many loaders this host has, at most if `data.loaders` is not set."""
-    return data.loaders or min(_MOST_LOADERS, max(1, cores() // 2))
 
 
 class NodePlanner:
@@ -58,16 +49,17 @@ class NodePlanner:
         Unless `data.loaders` is set, their number changes with the work that there is.
         """
         data, made = job.config.data, list[LocalBlocks]()
+        least, most = loader_bounds(data)
 
         def make_blocks(texts: Mapping[str, Texts]) -> Blocks:
-            local = LocalBlocks(texts, Loaders(loader_count(data), data.spool) if texts else None)
+            local = LocalBlocks(texts, Loaders(most, data.spool) if texts else None)
             made.append(local)
             return local if others is None else PeerBlocks(texts, local, others.hosts, read_placed(folder.blocks))
 
         sources, constructor = open_run(folder, job.config, make_blocks), None
         if others is not None:
             constructor = Constructor(Reader(sources.corpora, job.config.model.vocab), others.files, others.ranks)
-        scaler = Scaler(made[0], 1, loader_count(data), folder, node) if data.loaders is None else None
+        scaler = Scaler(made[0], least, most, folder, node) if least < most and made[0].loaders else None
         return cls(StepPlanner(sources, job, made[0].packed, scaler), constructor)
 
     def step(self, cursor: Cursor) -> tuple[Sent, RankFiles | None]:

@@ -10,15 +10,24 @@ from contextlib import closing
 from statistics import median
 from typing import Protocol
 
+from engine.config import schema
 from engine.data.blocks.blocks import BlockId
-from engine.data.blocks.work import Cost
+from engine.data.blocks.work import Cost, joined_costs
 from engine.data.runtime.events import EventLog
 from engine.data.runtime.scaling import Estimates, Need, SourceState, loaders_wanted, needs
 from engine.data.steps import Cursor, Steps, WindowAhead
+from engine.data.workers import cores
 from engine.run.folder import RunFolder
 
 _LAST_STEPS = 5  # whose median is the time of a step: one that has waited does not change it
+_MOST = 8  # loaders of a host, if data.loaders is not set
 _UNKNOWN_S = 0.001  # before the second step: all that can be packed is needed now
+
+
+def loader_bounds(data: schema.Data, hosts: int = 1) -> tuple[int, int]:
+    """Return the least and the most loaders of some hosts together; `data.loaders` sets their number."""
+    most = data.loaders or min(_MOST, max(1, cores() // 2))
+    return hosts * (data.loaders or 1), hosts * most
 
 
 class Pool(Protocol):
@@ -63,8 +72,8 @@ class Scaler:
 
     def packed(self, costs: Mapping[str, Cost]) -> None:
         """Note what blocks have cost, by source."""
+        self._costs = joined_costs(self._costs, costs)
         for name, cost in costs.items():
-            self._costs[name] = self._costs.get(name, Cost()).plus(cost)
             for _ in range(cost.blocks):
                 self._estimates.packed(name, cost.seconds / cost.blocks)
 
@@ -82,8 +91,9 @@ class Scaler:
         # What is asked for may be less than what is needed, for example at the end of a source.
         most = max(self._least, min(self._most, len(missing)))
         wanted = loaders_wanted(needed, seconds, step_s, most, self._least)
-        if wanted != (before := self._pool.loaders):
-            self._pool.resize(wanted)
+        before = self._pool.loaders
+        self._pool.resize(wanted)  # in each step, because a host of the pool may have been replaced
+        if wanted != before:
             self._note(cursor.step, before, wanted, _source_of(needed, seconds))
 
     def _states(self, windows: Iterable[WindowAhead], missing: set[BlockId]) -> dict[str, SourceState]:
