@@ -1,39 +1,28 @@
 """The number of loaders follows what is announced and what blocks cost; which documents steps have does not.
 
-Waits are counted in steps on a clock of the test, by loaders of the test; the last test has real loaders.
+Loaders and the clock are those of the test; benchmarks/scaling.py has real loaders.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
 import pytest
 
-from engine.config.load import load
-from engine.config.schema import Config, Segment
+from engine.config.schema import Segment
 from engine.data import order, steps
 from engine.data.blocks.blocks import BlockId
-from engine.data.blocks.loaders import Loaders
-from engine.data.blocks.local_blocks import LocalBlocks
-from engine.data.blocks.packed import Packed
-from engine.data.blocks.texts import Texts
 from engine.data.blocks.work import Cost
-from engine.data.opening import open_sources
 from engine.data.runtime.events import read_events
 from engine.data.runtime.scaler import Scaler
-from engine.data.sources.source import Block, Document
-from engine.data.steps import Cursor, SequenceTable, Steps
+from engine.data.steps import Cursor, SequenceTable
 from engine.run.folder import RunFolder
 from tests.data.memory import Memory, MemoryLengths, config_of, same, steps_of
 
 FAST, SLOW = 0.25, 2.5  # time of a block, in steps
-STEP_S = 0.08  # of a run with real loaders, on the clock of the test
-FAST_S, SLOW_S = FAST * STEP_S, SLOW * STEP_S  # processor time of a block
 TOKENS = 1000  # of a block, and of a step
 LOADERS = 6
 
@@ -134,6 +123,12 @@ class TimedRun:
         return run
 
 
+@pytest.fixture(autouse=True)
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of 4 blocks."""
+    monkeypatch.setattr(order, "WINDOW_BYTES", 1)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     (tmp_path / "run").mkdir()
@@ -174,147 +169,3 @@ def test_a_source_that_becomes_slow_gets_more_loaders_and_gives_them_back(folder
 
 def becomes_slow(source: str, now: float) -> bool:
     return source == "b" and 30 <= now < 60
-
-
-@dataclass(frozen=True)
-class Metered(Block):
-    """Documents of together TOKENS inputs. Reading them waits for a file, which says how long it takes."""
-
-    path: Path
-
-    @property
-    def files(self) -> list[str]:
-        return [str(self.path)]
-
-    @property
-    def size(self) -> int:
-        return TOKENS
-
-    def let(self, seconds: float) -> None:
-        """Let a loader read it, with so much processor time."""
-        new = self.path.with_suffix(".new")
-        new.write_text(str(seconds))
-        new.rename(self.path.with_suffix(".go"))
-
-    def documents(self) -> Iterator[Document]:
-        while not self.path.with_suffix(".go").exists():
-            time.sleep(0.001)
-        end = time.process_time() + float(self.path.with_suffix(".go").read_text())
-        while time.process_time() < end:
-            pass
-        for number, line in enumerate(self.path.read_bytes().splitlines()):
-            yield Document(f"{self.path}:{number}", line)
-
-
-@dataclass
-class Run:
-    """A run of steps of STEP_S with real loaders. Source b takes 10 times as long from step 30 to step 60."""
-
-    config: Config
-    folder: RunFolder
-    listed: dict[str, list[Block]]
-    scaled: bool = True
-    step: int = 0
-    loaders: list[int] = field(default_factory=list)  # of each step
-    stalls: list[float] = field(default_factory=list)  # of each step, in steps
-    begun: list[tuple[int, str]] = field(default_factory=list)  # step and source of each block
-    tables: list[SequenceTable] = field(default_factory=list)
-
-    def seconds(self, source: str) -> float:
-        return SLOW_S if becomes_slow(source, self.step) else FAST_S * self.scaled
-
-    def go(self, steps: int) -> None:
-        run, pool = self, Loaders(LOADERS, 1 << 40)
-
-        class Blocks(LocalBlocks):
-            def lengths(self, block: BlockId) -> Packed:
-                if not self.is_packed(block):  # the step waits until it is
-                    seconds = run.let(pool, self, None, block)
-                    texts = self._texts[block.source]
-                    if not self.is_packed(block):  # it was not asked for, so it is packed here
-                        texts.blocks[block.block].let(run.seconds(block.source))  # type: ignore[attr-defined]
-                        seconds += run.seconds(block.source)
-                    run.stalls[-1] += seconds / self.loaders / STEP_S
-                return super().lengths(block)
-
-        made = list[Blocks]()
-
-        def make(texts: Mapping[str, Texts]) -> Blocks:
-            made.append(Blocks(texts, pool))
-            return made[0]
-
-        sources = open_sources(self.config.data, self.listed, make_blocks=make)
-        planner, cursor, time_left = Steps(sources.corpora, self.config), Cursor(), 0.0
-        with closing(made[0]) as blocks:
-            scaler = Scaler(blocks, 1, LOADERS, self.folder, 0, lambda: self.step * STEP_S)
-            for self.step in range(steps):
-                windows = list(planner.windows_ahead(cursor))
-                blocks.ask(block for window in windows for block in window.blocks)
-                if self.scaled:
-                    scaler.step(planner, cursor, windows)
-                self.loaders.append(blocks.loaders)
-                self.stalls.append(0.0)
-                found = planner.next(cursor)
-                assert found is not None
-                table, cursor = found
-                self.tables.append(table)
-                # While the step runs, its loaders have this time.
-                time_left += blocks.loaders * STEP_S
-                time_left -= self.let(pool, blocks, time_left, None)
-                if not pool.missing():
-                    time_left = 0.0
-                scaler.packed(blocks.packed())
-
-    def let(self, pool: Loaders, blocks: LocalBlocks, most: float | None, last: BlockId | None) -> float:
-        """Let loaders pack the next blocks, for `most` seconds, or until `last`; return how long that takes them."""
-        total = 0.0
-        for work in pool.missing():
-            seconds = self.seconds(work.source)
-            if most is not None and total + seconds > most:
-                break
-            total += seconds
-            self.begun.append((self.step, work.source))
-            assert isinstance(work.block, Metered)
-            work.block.let(seconds)
-            pool.wait(work.part())
-            if last is not None and (work.source, work.number) == last:
-                break
-        return total
-
-
-def make(tmp_path: Path, scaled: bool = True) -> Run:
-    """Make a run in a folder, whose sources a and b have the same documents in each run."""
-    (tmp_path / "run").mkdir(parents=True)
-    listed = dict[str, list[Block]]()
-    for name in "ab":
-        listed[name] = []
-        for number in range(100):
-            path = tmp_path / f"{name}{number}.txt"
-            path.write_text("\n".join(f"{name} {number} {line}".ljust(48, ".") for line in range(20)))
-            listed[name].append(Metered(path))
-    sources = [f"data.sources.{name}.path={tmp_path}/{name}*.txt" for name in "ab"]
-    sizes = ["context=64", "capacity=64", f"batch_tokens={TOKENS}", "data.validation_share=0"]
-    places = [f"data.cache={tmp_path / 'cache'}", "data.mix={a: 1, b: 1}"]
-    return Run(load(["recipe=quickstart", *sources, *sizes, *places]), RunFolder(tmp_path / "run"), listed, scaled)
-
-
-@pytest.fixture(autouse=True)
-def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows of 4 blocks."""
-    monkeypatch.setattr(order, "WINDOW_BYTES", 1)
-
-
-@pytest.mark.long
-def test_with_real_loaders(tmp_path: Path) -> None:
-    run = make(tmp_path / "a")
-    run.go(80)
-    first = next(step for step, source in run.begun if source == "b" and step >= 30)
-    last = max(step for step, source in run.begun if source == "b" and step < 60)
-    assert max(run.loaders[15:first]) == 1
-    assert max(run.loaders[first : first + 6]) > 1
-    assert run.loaders[last + 5] == 1 == max(run.loaders[65:])
-    # The documents are those of a run with all loaders all the time.
-    other = make(tmp_path / "b", scaled=False)
-    other.go(80)
-    assert {*other.loaders} == {LOADERS} and read_events(other.folder) == []
-    assert all(map(same, run.tables, other.tables))
