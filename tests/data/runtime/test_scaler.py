@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from engine.config.load import load
 from engine.config.schema import Segment
 from engine.data import order, steps
 from engine.data.blocks.blocks import BlockId
 from engine.data.blocks.work import Cost
+from engine.data.runtime import scaler
 from engine.data.runtime.events import read_events
-from engine.data.runtime.scaler import Scaler
+from engine.data.runtime.scaler import Scaler, loader_bounds
 from engine.data.steps import Cursor, SequenceTable
 from engine.run.folder import RunFolder
 from tests.data.memory import Memory, MemoryLengths, config_of, same, steps_of
@@ -105,13 +107,13 @@ class TimedRun:
     def of(cls, count: int, mix: list[Segment], seconds: Callable[[str, float], float], folder: RunFolder) -> TimedRun:
         pool = TimedPool(seconds)
         planner = steps_of([Timed("a", pool), Timed("b", pool)], config_of(TOKENS, TOKENS), mix)
-        scaler = Scaler(pool, 1, LOADERS, folder, 0, lambda: pool.now)
+        sizes = Scaler(pool, 1, LOADERS, folder, 0, lambda: pool.now)
         run, cursor = cls([], [], [], pool.begun), Cursor()
         for _ in range(count):
             start = pool.now
             windows = list(planner.windows_ahead(cursor))
             pool.ask(block for window in windows for block in window.blocks)
-            scaler.step(planner, cursor, windows)
+            sizes.step(planner, cursor, windows)
             run.loaders.append(pool.loaders)
             found = planner.next(cursor)
             assert found is not None
@@ -119,7 +121,7 @@ class TimedRun:
             run.tables.append(table)
             run.waits.append(pool.now - start)
             pool.advance(pool.now + 1)
-            scaler.packed(pool.packed())
+            sizes.packed(pool.packed())
         return run
 
 
@@ -133,6 +135,16 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 def folder(tmp_path: Path) -> RunFolder:
     (tmp_path / "run").mkdir()
     return RunFolder(tmp_path / "run")
+
+
+def test_the_number_of_loaders_is_fixed_or_limited_by_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = dict[int, tuple[int, int]]()
+    for cores in (1, 4, 64):
+        monkeypatch.setattr(scaler, "cores", lambda cores=cores: cores)
+        found[cores] = loader_bounds(load(["recipe=quickstart"]).data)
+    assert found == {1: (1, 1), 4: (1, 2), 64: (1, 8)}
+    assert loader_bounds(load(["recipe=quickstart"]).data, hosts=3) == (3, 24)
+    assert loader_bounds(load(["recipe=quickstart", "data.loaders=20"]).data, hosts=3) == (60, 60)
 
 
 def test_a_weight_that_rises_has_its_loaders_before(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
