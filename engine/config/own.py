@@ -167,7 +167,13 @@ def _known(
     for name, value in values.items():
         key = f"{prefix}{name}"
         dotted = "." in str(name)  # to YAML `a.b: 1` is one key
-        if key in leaves and not dotted:
+        # Hydra merges neither a list with a mapping nor the other way round: it fails, and does not say where.
+        if key == keys.MIX and isinstance(value, Mapping):
+            yield str(name), [{"weights": value}]
+        elif (keys.is_list(key) and isinstance(value, Mapping)) or (key == keys.SOURCES and isinstance(value, list)):
+            message = f"{key}: must {'be a list' if keys.is_list(key) else 'have keys'}, not {value}"
+            problems.append(Problem(message, f"{path}:{lines.get(key, 1)}", f"for example {keys.example(key)}"))
+        elif key in leaves and not dotted:
             is_home = key in keys.PATHS and isinstance(value, str) and value.startswith("~")
             yield str(name), str(Path(value).expanduser()) if is_home else value
         elif key in sections and isinstance(value, Mapping) and not dotted:

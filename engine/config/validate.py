@@ -176,7 +176,7 @@ def _problem(key: str, place: str, detail: Any, typed: Mapping[str, str]) -> Pro
     sentence = _SENTENCES.get(kind, "cannot be {value}")
     if kind == "string_pattern_mismatch":
         sentence = _PATTERNS.get(context["pattern"], "cannot be '{value}'")
-    elif kind == "tuple_type" and key == keys.MIX:
+    elif kind == "tuple_type" and place == keys.MIX:
         sentence = "must be a list or {{NAME: WEIGHT}}, not {value}"
     message = sentence.format(**facts)
     # The most specific hint: a name that was meant, an example, or a value within the bounds.

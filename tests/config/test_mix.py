@@ -173,3 +173,24 @@ def test_a_source_of_another_format_has_its_pattern() -> None:
         assert source_configs(load([f"data={other}", one, "data.mix={a: 1}"]).data)["a"].pattern == pattern
     own = "data.sources={a: {path: a, format: folder, pattern: '*.md'}}"
     assert source_configs(load(["data=jsonl", own, "data.mix={a: 1}"]).data)["a"].pattern == "*.md"
+
+
+def test_a_file_may_have_weights_alone_and_its_mistakes_have_a_line(tmp_path: Path) -> None:
+    """Hydra could not merge the weights with the empty list of the recipe below it."""
+    own = tmp_path / "own.yaml"
+
+    def written(mix: str, more: str = "") -> Config:
+        own.write_text(f"defaults: [quickstart]\ndata:\n  sources: {{web: {{path: a}}}}\n  mix: {mix}\n{more}")
+        return load([f"recipe={own}"])
+
+    assert written("{web: 3}").data.mix == written("[{weights: {web: 3}}]").data.mix
+    for mix in ("{web: -1}", "[{weights: {web: -1}}]", "[{weights: {web: 1}, lengths: 2K}]", "3"):
+        with refused(ConfigError, f"{own}:4") as problems:
+            written(mix)
+        assert "{NAME: WEIGHT}" not in problems[0].message or mix == "3"
+    for more in ("  transform: {drop: {shorter: 64}}", "  ray: {loaders: {a: 1}}"):
+        with refused(ConfigError, f"{own}:5"):
+            written("{web: 1}", more)
+    own.write_text("defaults: [quickstart]\ndata:\n  sources: [a, b]\n")
+    with refused(ConfigError, f"{own}:3"):
+        load([f"recipe={own}"])

@@ -42,7 +42,10 @@ def located(problems: Sequence[Problem], good: Sequence[str], own: Sequence[OwnR
     files, places = {str(recipe.path) for recipe in own}, _places(good, own)
 
     def place(problem: Problem) -> Problem:
-        found = places.get(str(problem.key), "")
+        key = str(problem.key)
+        while key not in places and key != keys.leaf_of(key):  # a value inside an item of data.mix
+            key = key.rpartition(".")[0]
+        found = places.get(key, "")
         if found.rpartition(":")[0] not in files:
             return problem
         return Problem(f"{problem.key}: {problem.message}", found, problem.hint)
