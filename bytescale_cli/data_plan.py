@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from engine.data.stages import Stage, UsedUp
     from engine.job import Job
 
-_POLICIES = {"repeat": "are repeated", "drop": "are dropped, and the others get their weight", "stop": "end the run"}
+_POLICIES = {
+    "repeat": "they are repeated",
+    "drop": "the source is dropped, and the others get its weight",
+    "stop": "this ends the run",
+}
 
 
 def plan(
@@ -71,6 +75,7 @@ def plan(
             _source(name, one, compiled.epochs[name], used_up.get(name), config) for name, one in found.items()
         ],
         "stages": stages,
+        "segments": len(config.data.mix) or 1,
         "ends": None if compiled.ended is None else _used_up(compiled.ended),
     }
     error = fit_error(job)
@@ -93,12 +98,19 @@ def _source(name: str, found: Documents, epochs: float, used_up: UsedUp | None, 
 
 
 def _used_up(one: UsedUp) -> dict[str, Any]:
-    return {"source": one.source, "step": round(one.step), "tokens": round(one.tokens), "exhausted": one.policy}
+    found = {"source": one.source, "lengths": _lengths(one.lengths), "step": round(one.step)}
+    return found | {"tokens": round(one.tokens), "exhausted": one.policy}
+
+
+def _lengths(lengths: tuple[int, int]) -> list[int] | None:
+    """Return the lengths of a segment; None for any."""
+    from engine.data.mixture import ANY
+
+    return None if lengths == ANY else list(lengths)
 
 
 def _stage(stage: Stage, config: Config, job: Job) -> dict[str, Any]:
     """Describe a stage. All of its numbers are estimates, apart from its segment and its longest sequence."""
-    from engine.data.mixture import ANY
     from engine.planner.checks import check_longest
 
     longest = min(stage.longest, config.context)
@@ -110,7 +122,7 @@ def _stage(stage: Stage, config: Config, job: Job) -> dict[str, Any]:
     return {
         "segment": stage.segment + 1,
         "schedule": stage.schedule,
-        "lengths": None if stage.lengths == ANY else list(stage.lengths),
+        "lengths": _lengths(stage.lengths),
         "step": round(stage.first),
         "steps": round(stage.steps),
         "tokens_before": round(stage.tokens_before),
@@ -147,12 +159,22 @@ def _text(answer: dict[str, Any]) -> str:
             rows.append([begin, steps, one["name"], f"{one['share']:.1%}", *counts, longest, holds])
     columns = ["segment", "steps, about", "source", "share", "tokens, about", "documents, about", "longest sequence"]
     text = f"{text}\n{output.table([*columns, 'fits'], rows, right=True)}\n"
-    for one in answer["sources"]:
-        if used := one["used_up"]:
+    for stage in answer["stages"]:
+        if stage["schedule"] != "constant":
             text += (
-                f"{one['name']}: all documents have been used after about {counted(used['step'], 'step')}, "
-                f"{counted(used['tokens'], 'token')}; they {_POLICIES[used['exhausted']]}\n"
+                f"segment {stage['segment']}: weights move to those of segment {stage['segment'] + 1} "
+                f"({stage['schedule']}); its shares are means\n"
             )
+    shown, last = answer["stages"][-1]["segment"], answer["segments"]
+    if shown < last:
+        missed = f"segment {last}" if shown + 1 == last else f"segments {shown + 1} to {last}"
+        text += f"{missed}: not reached in {counted(answer['steps'], 'step')}\n"
+    for used in sorted((one["used_up"] for one in answer["sources"] if one["used_up"]), key=lambda one: one["tokens"]):
+        lengths = "" if used["lengths"] is None else " of {:,} to {:,} tokens".format(*used["lengths"])
+        text += (
+            f"{used['source']}: all documents{lengths} have been used after about {counted(used['step'], 'step')}, "
+            f"{counted(used['tokens'], 'token')}; {_POLICIES[used['exhausted']]}\n"
+        )
     if ends := answer["ends"]:
         text += f"the run ends about there: {ends['source']} is used up\n"
     return text.rstrip("\n")

@@ -61,9 +61,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class UsedUp:
-    """When all documents of a source have been used for the first time."""
+    """When all documents of a source that a segment takes have been used for the first time."""
 
     source: str
+    lengths: Lengths  # of the documents
     step: float  # steps before
     tokens: float  # of the run before
     policy: str  # what happens then: repeat, drop or stop
@@ -135,7 +136,7 @@ class _Run:
                 end = (
                     math.inf if following is None else segment.start + (following.start - segment.start) * part / parts
                 )
-                self._go_on_to(end, segment.unit, self._takes[number])
+                self._go_on_to(end, number)
             if self._step > step:
                 given = {name: self._given[name] - before[name] for name in self._given}
                 of = self._tokens - tokens
@@ -147,8 +148,12 @@ class _Run:
         count = float((given * documents / np.maximum(tokens, 1)).sum())
         return Given(name, float(given.sum()) / of, float(given.sum()), count, int(longest[given > 0].max()))
 
-    def _go_on_to(self, end: float, unit: str, takes: NDArray[np.bool_]) -> None:
-        """Give documents until a step or a number of tokens, or the end of the run, with the weights halfway."""
+    def _go_on_to(self, end: float, number: int) -> None:
+        """Give documents of a segment until a step or a number of tokens, or the end of the run.
+
+        Weights are those halfway.
+        """
+        unit, takes, lengths = self._segments[number].unit, self._takes[number], self._segments[number].lengths
         here = self._step if unit == "step" else self._tokens
         middle = int(here if end == math.inf else (here + end) / 2)
         weights = weights_at(self._segments, middle, middle)
@@ -171,7 +176,7 @@ class _Run:
             for name in (name for name in until if until[name] <= steps):
                 self._given[name][takes] = np.maximum(self._given[name], self._classes[name][0])[takes]
                 at = self._step + steps, self._tokens + steps * tokens
-                one = self.used_up.setdefault(name, UsedUp(name, *at, self._policy[name]))
+                one = self.used_up.setdefault(name, UsedUp(name, lengths, *at, self._policy[name]))
                 if self._policy[name] == "stop":
                     self.ended = one
             self._step, self._tokens = self._step + steps, self._tokens + steps * tokens

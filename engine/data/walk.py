@@ -226,8 +226,11 @@ def never_taken(name: str, inputs: int, place: str, lengths: Sequence[Lengths]) 
     """Create the DataError for a document whose length no segment of `data.mix` has: it would wait forever."""
     message = f"{name} has a document of {inputs:,} tokens, a length that no segment of data.mix takes"
     least, most = min(one[0] for one in lengths), max(one[1] for one in lengths)
-    drop = f"{{drop: {{shorter: {least}, longer: {most}}}}}" if most < ANY[1] else f"{{drop: {{shorter: {least}}}}}"
-    hint = f"widen `lengths` of a segment, or leave such documents out: data.sources.{name}.transform=[{drop}]"
+    limits = {"shorter": least} if least > 1 else {}
+    limits |= {"longer": most} if most < ANY[1] else {}
+    drop = ", ".join(f"{key}: {value}" for key, value in limits.items())
+    hint = "widen `lengths` of a segment, or leave such documents out: "
+    hint += f"data.sources.{name}.transform=[{{drop: {{{drop}}}}}]"
     return DataError(message, key=place, hint=hint)
 
 

@@ -42,7 +42,19 @@ def test_stages_of_a_mixture(words: list[str], capsys: pytest.CaptureFixture[str
     assert 0.2 < web["share"] < 0.5 and web["share"] + code["share"] == pytest.approx(1)
     assert run(words) == 0
     text = capsys.readouterr().out
-    assert "about" in text and "segment" in text
+    assert "about" in text and "segment" in text and "cosine" in text
+    assert "2: not reached" not in text
+    assert run([*words, "run.steps=3"]) == 0
+    assert "2: not reached in 3 steps" in capsys.readouterr().out
+
+
+def test_a_source_may_be_used_up_for_the_lengths_of_a_segment(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    mix = "data.mix=[{weights: {web: 1}, lengths: [1, 10]}, {step: 3, weights: {web: 1, code: 1}}]"
+    sources = planned([*words, mix], capsys)["data_plan"]["sources"]
+    web, code = (one["used_up"] for one in sources)
+    assert (web["lengths"], web["step"], code) == ([1, 10], 1, None)
 
 
 def test_a_source_that_is_used_up_and_the_end_of_the_run(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
