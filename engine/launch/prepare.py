@@ -18,6 +18,7 @@ from engine.config.units import counted
 from engine.data.block_files import write_blocks
 from engine.data.blocks.blocks import is_of
 from engine.data.corpus import TokenCorpus
+from engine.data.host_files import write_files
 from engine.data.ledger import Ledger
 from engine.data.overview import Corpora, check_ids, tokenizer_facts
 from engine.data.parts import Tokens
@@ -353,7 +354,10 @@ def write_facts(folder: RunFolder, config: Config, corpora: Corpora, parameters:
     """Write the config, summary.json and the list of blocks to the run folder. `parameters` counts model weights."""
     write_durably(folder.resolved, resolved_yaml(config).encode())
     tokenizer = tokenizer_facts(config.data)
-    placed = corpora.placed() if len(nodes_of(config.cluster)) > 1 else None
+    placed = None
+    if len(nodes_of(config.cluster)) > 1:
+        placed = corpora.placed()
+        write_files(folder.files, corpora.blocks)
     write_blocks(folder.blocks, corpora.blocks, tokenizer["fingerprint"] if tokenizer else None, placed)
     known, (bos, eos) = corpora.overview, corpora.sources[0].ends  # all sources have the same tokenizer
     facts = {

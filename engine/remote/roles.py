@@ -36,6 +36,7 @@ from engine.data.opening import open_run
 from engine.data.runtime import cuts
 from engine.data.runtime.constructor import Constructor, RankFiles
 from engine.data.runtime.events import QueueLog
+from engine.data.runtime.local import name_of_host
 from engine.data.runtime.planner import Sent, SentSets, StepPlanner, received_sets, received_step
 from engine.data.runtime.scaler import Scaler, loader_bounds
 from engine.data.steps import Cursor
@@ -237,9 +238,11 @@ class Host(Packer):
         self._caller, self._files = caller, files
         self._folder = Path(tempfile.mkdtemp(prefix=f"epoch-{epoch}-", dir=files))
         self._host = host_of(role)
+        assert self._host is not None
+        name = name_of_host(job, self._host)
 
         def make_blocks(texts: Mapping[str, Texts]) -> HostBlocks:
-            local = LocalBlocks(texts, Loaders(loaders, data.spool) if texts else None)
+            local = LocalBlocks(texts, Loaders(loaders, data.spool) if texts else None, name)
             self._blocks = HostBlocks(local, caller, role)
             return self._blocks
 

@@ -23,6 +23,7 @@ class RunFolder:
         self.resolved = root / "resolved.yaml"  # the complete config
         self.summary = root / "summary.json"  # facts of the documents and the model
         self.blocks = root / "blocks.jsonl"  # the blocks of all sources of texts (engine/data/block_files.py)
+        self.files = root / "files.jsonl"  # of those blocks, if there are several hosts (engine/data/host_files.py)
         self.metrics = root / "metrics.jsonl"  # one JSON object per step
         self.launches = root / "launches.jsonl"  # when, where and with what ranks were started (engine/run/launches.py)
         self.ledger = root / "ledger"  # the documents of each step (engine/data/ledger.py)

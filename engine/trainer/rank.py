@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from engine.control import progress
 from engine.control.chaos import Chaos
@@ -28,6 +28,9 @@ from engine.errors import BytescaleError, ExitCode, Problem, memory_error, stora
 from engine.files import write_json
 from engine.run.cause import Cause
 from engine.run.folder import RunFolder
+
+if TYPE_CHECKING:
+    from engine.config.schema import Config
 
 # Errors of torch.distributed when another rank, or the network to it, is gone. gloo raises a plain RuntimeError.
 _LOST_TYPES = ("DistNetworkError", "DistBackendError")
@@ -41,14 +44,17 @@ def main(arguments: list[str]) -> int:
 
     def work(stop: Callable[[], bool], control: Control) -> int:
         # Imported here, so that the rank already listens to its launcher, and a failed import is reported.
+        from engine.config.load import read_resolved
+
+        config = read_resolved(folder.resolved)
+        if os.environ["LOCAL_RANK"] == "0":
+            _check_documents(folder, config, control.rank)  # before the imports, which take seconds
         with importing():
-            from engine.config.load import read_resolved
             from engine.parallel.groups import close_listeners, join_groups
             from engine.trainer.loop import Trainer
 
         progress.report("start")
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
-        config = read_resolved(folder.resolved)
         if config.run.chaos:
             progress.allow_chaos(Chaos(folder.chaos, int(os.environ["RANK"])).reach)
         notice = Path(config.run.notice_file) if config.run.notice_file else None
@@ -64,6 +70,17 @@ def main(arguments: list[str]) -> int:
         return code
 
     return run_rank(folder, work)
+
+
+def _check_documents(folder: RunFolder, config: Config, rank: int) -> None:
+    """Look at the files of the documents on this host, if the run has several. Raises DataError as `check_files`."""
+    from engine.data.host_files import check_files
+    from engine.job import Job
+
+    cluster = Job(config).cluster
+    if len(cluster.nodes) > 1:
+        node, _ = cluster.place(rank)
+        check_files(folder.files, cluster.nodes[node].host)
 
 
 @contextmanager

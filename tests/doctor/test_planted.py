@@ -153,6 +153,7 @@ def test_a_host_with_other_sources_packages_files_clock_and_limits(
     units = tmp_path / "other" / "engine" / "units.py"
     units.write_text(units.read_text() + "# changed\n")
     site = installed(tmp_path / "site", "torch", "2.12.0")
+    installed(site, "ray", "2.40.0")
     (site / "sitecustomize.py").write_text(A_MINUTE_FAST)
     faults = [
         f'command=$(echo "$command" | sed "s#cd [^ ]*#cd {tmp_path}/other#")',
@@ -164,10 +165,12 @@ def test_a_host_with_other_sources_packages_files_clock_and_limits(
         inside = f"mount -t tmpfs none {tmp_path}/run && exec sh -c "
         faults.append(f'exec unshare --mount sh -c \'{inside}"$0"\' "$command"')
         expected.add("host 2: run folder")
-    doctor = second(tmp_path, hosts, "\n".join(faults))
+    on_ray = ["data.runtime=ray", "data.ray.memory=256MiB"]
+    doctor = second(tmp_path, [*hosts, *on_ray], "\n".join(faults))
     assert wrong_ones(doctor) - healthy == expected
     assert float(named(doctor, "host 2: clock")["value"].removesuffix(" s")) == pytest.approx(60, abs=1)
     assert "torch 2.12.0" in named(doctor, "host 2: packages")["message"]
+    assert "ray 2.40.0 instead of" in named(doctor, "host 2: packages")["message"]
 
 
 def test_a_host_that_dies_in_the_middle(tmp_path: Path, hosts: list[str], healthy: set[str]) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,33 +11,16 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.config.load import load
 from engine.data.runtime.events import read_events
-from engine.launch.run import train
 from engine.run.folder import RunFolder
-from tests.launch.cached import STEPS, documents, ledger, packed, settings, validated
-from tests.launch.hosts import Hosts, why_not
+from tests.launch.cached import MESH, hosts, is_that_of_one_host, lacks_a_file, root, start  # noqa: F401
+from tests.launch.hosts import Hosts
 from tests.launch.ports import listening
-from tests.launch.small_run import ONE_THREAD, has_trained, losses, wait
-from tests.trainer.worlds import in_worlds
+from tests.launch.small_run import has_trained, wait
 
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
 RAY = ["data.runtime=ray", "data.ray.memory=500MiB", "data.ray.deadline=3"]
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return documents(tmp_path_factory.mktemp("run"))
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Hosts]:
-    if reason := why_not():
-        pytest.skip(reason)
-    hosts = Hosts(tmp_path_factory.mktemp("hosts"), 2, own=root / "cache")
-    yield hosts
-    hosts.close()
 
 
 def events(out: Path, what: str) -> list[dict[str, Any]]:
@@ -59,18 +41,20 @@ def ray_of(out: Path, host: int) -> list[psutil.Process]:
     return [one for one in below if host or one.name() == "gcs_server"]
 
 
-@pytest.mark.parametrize("mesh", [[], ["parallel.tp=2", "parallel.pp=2"]], ids=["hdp", "tp-pp"])
+@pytest.mark.parametrize("mesh", [(), MESH], ids=["hdp", "tp-pp"])
 @pytest.mark.parametrize("harm", ["well", "actors", "ray"])
-def test_two_hosts_on_ray_train_as_one_host_does(root: Path, hosts: Hosts, mesh: list[str], harm: str) -> None:
+def test_two_hosts_on_ray_train_as_one_host_does(
+    root: Path,  # noqa: F811
+    hosts: Hosts,  # noqa: F811
+    mesh: Sequence[str],
+    harm: str,
+) -> None:
     """With texts, and chats with masks; while the actor of one host is killed and that of the other stopped.
 
     Or while the server of Ray's head is killed, and then all of Ray on the other host.
     """
-    name = f"{len(mesh)}-{harm}"
-    out, hostfile = root / f"ray-{name}", root / "hosts"
-    hostfile.write_text("".join(f"{address} slots=2\n" for address in hosts.addresses))
-    command = [*ONE_THREAD, "train", *settings(root, out.name, "cache", *mesh), *RAY, "--hostfile", str(hostfile)]
-    process = hosts.start(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    out = root / f"ray-{len(mesh)}-{harm}"
+    process = start(root, hosts, out.name, *mesh, *RAY)
     try:
         wait(lambda: len(events(out, "taken")) == 3 or process.poll() is not None, 600)
         assert process.poll() is None, process.communicate()
@@ -88,15 +72,15 @@ def test_two_hosts_on_ray_train_as_one_host_does(root: Path, hosts: Hosts, mesh:
     finally:
         process.kill()
     assert process.returncode == 0, said
-    wait(lambda: not hosts.processes(), 10)
-
-    with pytest.MonkeyPatch.context() as patch:
-        in_worlds(patch, STEPS)
-        alone = settings(root, f"alone-{name}", "other", *mesh)
-        train(load([*alone, "cluster.ranks_per_node=4"]), say=lambda line: None)
-    there = root / f"alone-{name}"
-    assert losses(out) == losses(there) and validated(out) == validated(there) != []
-    assert ledger(out) == ledger(there) and len(ledger(out)) == 4
     lost = {event["role"] for event in events(out, "lost")} - {"standby", "planner"}
     assert lost == {"well": set(), "actors": {"host-0", "host-1"}, "ray": {"host-1"}}[harm]
-    assert packed(hosts.of_host(0)) | packed(hosts.of_host(1)) == packed(root / "other")
+    is_that_of_one_host(root, hosts, out.name, mesh)
+
+
+def test_a_file_that_one_host_lacks_ends_a_run_on_ray(
+    root: Path,  # noqa: F811
+    hosts: Hosts,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    line = lacks_a_file(root, hosts, tmp_path, "lacking", *RAY)
+    assert "'texts'" in line and f"on {hosts.addresses[1]}" in line

@@ -25,7 +25,7 @@ from engine.control.processes import end_with_parent, is_stopped, processor_seco
 from engine.data.blocks.spool import MARGIN, bytes_of, trim
 from engine.data.blocks.work import Cost, Work, pack_and_measure
 from engine.data.parts import Tokens, is_packed
-from engine.errors import BytescaleError
+from engine.errors import BytescaleError, DataError
 from engine.safe_path import starting_safely
 
 _LOOK_S = 0.2  # between two checks of the loaders
@@ -76,7 +76,8 @@ class Loaders:
         for work in works:
             # By id, because hashing a block, which may name 64 files, takes as long as the look-up that it would save.
             key = work.tokens, work.folder, id(work.block)
-            asked[key] = asked.get(key) or self._asked.get(key) or (work.part(), work)
+            with suppress(DataError):  # a file is gone: the caller that needs the block raises the error
+                asked[key] = asked.get(key) or self._asked.get(key) or (work.part(), work)
         self._asked = asked  # holds the blocks, so that no other one gets the id of one of them
         wanted = list(asked.values())
         with self._changed:
@@ -90,7 +91,10 @@ class Loaders:
 
     def add(self, work: Work) -> None:
         """Pack a block next, before those of the last `ask`, unless several loaders have died of it."""
-        part = work.part()
+        try:
+            part = work.part()
+        except DataError:
+            return
         with self._changed:
             if self._closed or self.has(part) or is_packed(part) or self._died[part] >= _ATTEMPTS:
                 return

@@ -14,6 +14,7 @@ from engine.data.blocks.packed import Packed
 from engine.data.blocks.texts import Texts
 from engine.data.blocks.work import Cost, Work
 from engine.data.cache import ENDINGS
+from engine.data.host_files import on_host
 from engine.data.parts import OTHERS, is_packed, read_left_out
 from engine.data.token_facts import hashes_path
 from engine.data.token_file import Numbers, TokenFile
@@ -26,9 +27,13 @@ _ATTEMPTS = 5  # to open a block that other runs remove
 class LocalBlocks:
     """The Blocks of a process. With loaders, those pack ahead; without, each block is packed when it is needed."""
 
-    def __init__(self, texts: Mapping[str, Texts], loaders: Loaders | None = None) -> None:
-        """Take the sources of texts by name. The loaders are closed with this object."""
-        self._texts, self._loaders, self._known = texts, loaders, LengthsCache()
+    def __init__(self, texts: Mapping[str, Texts], loaders: Loaders | None = None, host: str | None = None) -> None:
+        """Take the sources of texts by name. The loaders are closed with this object.
+
+        `host` is the name of this host for the errors of its blocks, if the run has several.
+        """
+        self._texts, self._loaders, self._host = texts, loaders, host
+        self._known = LengthsCache()
 
     def ask(self, wanted: Iterable[BlockId]) -> None:
         if self._loaders is not None:
@@ -36,7 +41,7 @@ class LocalBlocks:
 
     def lengths(self, block: BlockId) -> KnownLengths:
         if (found := self._known.get(block)) is None:
-            found = KnownLengths.of(_opened(self, block))
+            found = KnownLengths.of(self._open(block))
             self._known.add(block, found)
         return found
 
@@ -81,12 +86,18 @@ class LocalBlocks:
         block, texts = BlockId(wanted.source, wanted.block), self._texts[wanted.source]
         if block.block >= len(texts.blocks):
             raise changed(block, wanted.document, [texts.place])
-        return _opened(self, block).read(wanted, texts.blocks[block.block].files)
+        return self._open(block).read(wanted, texts.blocks[block.block].files)
+
+    def _open(self, block: BlockId) -> Packed:
+        with on_host(self._host, block.source):
+            return _opened(self, block)
 
     def is_packed(self, block: BlockId) -> bool:
-        """Return whether a block is packed; False also for one that does not exist."""
+        """Return whether a block is packed; False also for one that does not exist, or whose files do not."""
         texts = self._texts[block.source]
-        return block.block < len(texts.blocks) and is_packed(texts.part(block.block))
+        with suppress(DataError):
+            return block.block < len(texts.blocks) and is_packed(texts.part(block.block))
+        return False
 
     def begin(self, wanted: Iterable[BlockId]) -> None:
         """Let loaders pack these blocks next, before those of the last `ask`."""
@@ -96,8 +107,10 @@ class LocalBlocks:
 
     def coming(self, block: BlockId, seconds: float) -> bool:
         """Return whether loaders are to pack a block, or are packing it; first wait for that, at most some seconds."""
-        part = self._texts[block.source].part(block.block)
-        return self._loaders is not None and not self._loaders.wait(part, seconds)
+        with suppress(DataError):
+            part = self._texts[block.source].part(block.block)
+            return self._loaders is not None and not self._loaders.wait(part, seconds)
+        return False
 
     def pack_and_open(self, block: BlockId) -> Packed:
         """Open a block, which is packed first if it is not yet."""

@@ -35,6 +35,11 @@ from engine.job import Job
 from engine.run.folder import RunFolder
 
 
+def name_of_host(job: Job, node: int) -> str | None:
+    """Return the name of the host of a node for errors of its documents; None if the run has no other."""
+    return job.cluster.nodes[node].host if len(job.cluster.nodes) > 1 else None
+
+
 class NodePlanner:
     """Answers the questions of ranks in the planning process of a node: plans, and the rank files of its ranks."""
 
@@ -48,11 +53,11 @@ class NodePlanner:
 
         Unless `data.loaders` is set, their number changes with the work that there is.
         """
-        data, made = job.config.data, list[LocalBlocks]()
+        data, host, made = job.config.data, name_of_host(job, node), list[LocalBlocks]()
         least, most = loader_bounds(data)
 
         def make_blocks(texts: Mapping[str, Texts]) -> Blocks:
-            local = LocalBlocks(texts, Loaders(most, data.spool) if texts else None)
+            local = LocalBlocks(texts, Loaders(most, data.spool) if texts else None, host)
             made.append(local)
             return local if others is None else PeerBlocks(texts, local, others.hosts, read_placed(folder.blocks))
 

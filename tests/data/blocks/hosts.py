@@ -38,7 +38,9 @@ class Several:
         loaders: int = 0,
         placed: Mapping[BlockId, str] | None = None,
         secrets: tuple[bytes, ...] = (),
+        named: bool = False,
     ) -> None:
+        """`named`: errors have the names of the hosts, which are those of their caches."""
         self.identities = [f"cache {number}" for number in range(count)]
         sockets = [reserved("127.0.0.1") for _ in range(count)]
         places = {name: socket.getsockname()[:2] for name, socket in zip(self.identities, sockets, strict=True)}
@@ -49,7 +51,7 @@ class Several:
             others = {one: place for one, place in places.items() if one != name}
             own = {source: replace(one, folder=one.folder / name) for source, one in texts.items()}
             self.caches.append(next(iter(own.values())).folder)
-            local = LocalBlocks(own, Loaders(loaders, 1 << 40) if loaders else None)
+            local = LocalBlocks(own, Loaders(loaders, 1 << 40) if loaders else None, name if named else None)
             found = Host(own, local, Hosts(name, *places[name], secret, others), placed or {})
             found.several = self
             self.blocks.append(found)

@@ -21,7 +21,9 @@ from engine.data.blocks.peers import Hosts
 from engine.data.blocks.texts import Texts
 from engine.data.sources import jsonl
 from engine.data.sources.formats import FORMATS
+from engine.errors import DataError
 from tests.data.blocks.hosts import SECRET, several
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -121,6 +123,24 @@ def test_a_host_that_does_not_answer_costs_its_limit_once(
         assert len(read_all(blocks, wanted)) == 96
         assert time.monotonic() - began < 5
         blocks.close()
+
+
+def test_a_file_that_is_gone_is_an_error_with_the_host_and_the_source_and_servers_go_on(
+    texts: dict[str, Texts], tmp_path: Path
+) -> None:
+    wanted = all_of(texts)
+    with several(texts, 2, loaders=1, named=True) as hosts:
+        (tmp_path / "a.jsonl").rename(tmp_path / "gone")
+        for blocks in hosts.blocks:
+            blocks.ask(wanted)
+            for block in wanted[:4]:
+                with refused(DataError, str(tmp_path / "a.jsonl")) as problems:
+                    blocks.lengths(block)
+                own = hosts.identities[hosts.blocks.index(blocks)]
+                assert "'web'" in problems[0].message and own in problems[0].message
+        (tmp_path / "gone").rename(tmp_path / "a.jsonl")
+        assert read_all(hosts.blocks[0], wanted) == read_all(hosts.blocks[1], wanted)
+        assert not any(peer.is_late for blocks in hosts.blocks for peer in blocks._peers.values())
 
 
 def test_the_secret_is_not_shown(texts: dict[str, Texts]) -> None:
