@@ -47,8 +47,9 @@ from engine.data.blocks.work import Cost, joined_costs
 from engine.data.opening import open_sources
 from engine.data.runtime.scaler import Scaler
 from engine.data.runtime.watching import loaders_of, plane_events
+from engine.data.sequences import SequenceTable
 from engine.data.sources.source import Block, Document
-from engine.data.steps import Cursor, SequenceTable, Steps
+from engine.data.steps import Cursor, Steps
 from engine.run.folder import RunFolder
 
 STEP_S = 0.1

@@ -17,7 +17,7 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.blocks.blocks import Range, Slice
 from engine.data.inputs import rank_inputs
-from engine.data.steps import SequenceTable
+from engine.data.sequences import SequenceTable
 from engine.job import Job
 from engine.models.build import build_model
 from engine.models.common.norm import norm_weights

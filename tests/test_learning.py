@@ -17,7 +17,8 @@ from engine.data.blocks.blocks import Range
 from engine.data.corpus import Reader
 from engine.data.order import ORDER
 from engine.data.overview import Corpora
-from engine.data.steps import Cursor, SequenceTable
+from engine.data.sequences import SequenceTable
+from engine.data.steps import Cursor
 from engine.data.tokenizers.bytes import VOCAB
 from engine.models.common.attention import LocalAttention
 from engine.models.common.initialise import initialise

@@ -22,7 +22,7 @@ from engine.attention.kernels.choice import choose
 from engine.close import error
 from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
-from engine.data.steps import SequenceTable
+from engine.data.sequences import SequenceTable
 from engine.job import Job
 from engine.models.common.initialise import initialise
 from engine.models.decoder import Decoder

@@ -17,7 +17,8 @@ from engine.data.corpus import Corpus, TextCorpus, TokenCorpus, chosen_lengths
 from engine.data.history import History
 from engine.data.parts import Tokens
 from engine.data.places import Known, Place, places_of
-from engine.data.steps import Cursor, SequenceTable, Steps
+from engine.data.sequences import SequenceTable
+from engine.data.steps import Cursor, Steps
 from engine.data.tokenizers.tokenizer import Ids, Tokenizer
 from engine.errors import DataError
 from engine.run.checkpoints import newest_first, read_state

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from engine.data.blocks.blocks import Range, Slice
-from engine.data.steps import SequenceTable
+from engine.data.sequences import SequenceTable
 from engine.planner.plan.schedule import shard_spans
 from engine.planner.plan.step_plan import MicroBatch
 from engine.units import Ints

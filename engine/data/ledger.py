@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.data.steps import SequenceTable
+from engine.data.sequences import SequenceTable
 from engine.errors import DataError
 from engine.files import append, new_file, sync, write_durably
 from engine.format_number import format_number

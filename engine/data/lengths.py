@@ -22,8 +22,9 @@ from engine.data.mixes import MIXES, draw
 from engine.data.mixture import SCALE, segments_of, weights_at
 from engine.data.overview import Corpora
 from engine.data.scan import Documents, Progress, scan
+from engine.data.sequences import fitting, piece_bounds
 from engine.data.sources.files import kind, reading
-from engine.data.steps import Cursor, fitting, piece_bounds
+from engine.data.steps import Cursor
 from engine.data.tokenizers.load import check_weights
 from engine.errors import ConfigError, DataError, Problem
 from engine.units import Ints

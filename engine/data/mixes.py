@@ -15,7 +15,7 @@ import numpy as np
 from numpy.random import Generator, Philox
 
 from engine.config import schema
-from engine.data.steps import fitting, piece_bounds
+from engine.data.sequences import fitting, piece_bounds
 from engine.units import Floats, Ints
 
 _K = 1024

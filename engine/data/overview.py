@@ -29,8 +29,9 @@ from engine.data.cache import cache_folder, identity_of
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus
 from engine.data.opening import list_blocks, open_sources
 from engine.data.parts import Tokens, is_packed, pack_blocks
+from engine.data.sequences import SequenceTable
 from engine.data.sources.notes import notes
-from engine.data.steps import AHEAD_STEPS, Cursor, SequenceTable, Steps
+from engine.data.steps import AHEAD_STEPS, Cursor, Steps
 from engine.data.tokenizers.load import BYTES, check_weights, open_tokenizer
 from engine.errors import BytescaleError, ConfigError, DataError
 

@@ -22,7 +22,7 @@ from engine.data.blocks.blocks import Range, Slice
 from engine.data.blocks.served import Parted, joined
 from engine.data.inputs import wanted
 from engine.data.parts import unwritable
-from engine.data.steps import SequenceTable
+from engine.data.sequences import SequenceTable
 from engine.errors import StorageError
 from engine.folders import random_name
 from engine.planner.plan.step_plan import RankPlan

@@ -1,4 +1,4 @@
-"""Assigns documents to steps and splits them into sequences, independently of the number of ranks.
+"""Assigns documents to steps, and cuts them into sequences (sequences.py), independently of the number of ranks.
 
 Letters: S sequences of a step, N documents.
 
@@ -14,18 +14,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.config.schema import Config
 from engine.config.sources import source_configs
-from engine.data.blocks.blocks import BlockId, masked_within
-from engine.data.corpus import Corpus, TextCorpus, TokenCorpus, chosen_lengths
+from engine.data.blocks.blocks import BlockId
+from engine.data.corpus import Corpus, TextCorpus, TokenCorpus
 from engine.data.mixture import (
     ANY,
     SCALE,
@@ -40,43 +39,22 @@ from engine.data.mixture import (
 from engine.data.order import ORDER, Documents, Window, window, window_blocks
 from engine.data.permute import Permutation
 from engine.data.quarantine import Unusable
+from engine.data.sequences import SequenceTable, fitting, sequences_of
 from engine.data.sources.notes import nothing_to_train
 from engine.data.tokenizers.load import BYTES
 from engine.data.walk import Place, Waiting, Walk, never_taken, none_of_lengths
 from engine.errors import DataError
-from engine.units import Ints
 
 if TYPE_CHECKING:
     from engine.data.draws import Draws
 
 AHEAD_STEPS = 4  # whose blocks are packed ahead
-RISE_STEPS = (
-    16  # in which an announced rise of a weight is seen: a window of slow blocks may take longer than AHEAD_STEPS
-)
+# In which an announced rise of a weight is seen: a window of slow blocks may take longer than AHEAD_STEPS.
+RISE_STEPS = 16
 _POOL = 4  # validation documents are chosen from this many times the inputs of the validation set
 _TOKEN_BYTES = 4  # of text, about, unless tokens are bytes
 _SEARCHED = 16  # windows in which validation documents are looked for
 _WINDOWS = 2  # that are kept for each source
-
-
-@dataclass(frozen=True, eq=False)
-class SequenceTable:
-    """The sequences of a step. Each consists of inputs start .. start + length - 1 of a document; input 0 is BOS."""
-
-    source: Ints  # [S] number of the corpus
-    block: Ints  # [S] number of the block in the corpus
-    document: Ints  # [S] number of the document in the block
-    start: Ints  # [S] first input of the sequence in its document
-    length: Ints  # [S] number of inputs
-    loss_tokens: Ints  # [S] number of labels that are not ignored
-    hash: NDArray[np.uint64]  # [S] of the content of the document; in another tool's token file, of its number
-
-    def __len__(self) -> int:
-        return len(self.document)
-
-    def chosen(self, sequences: Ints | slice) -> SequenceTable:
-        """Return the table of some sequences."""
-        return SequenceTable(*(getattr(self, column.name)[sequences] for column in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -118,24 +96,6 @@ class WindowAhead(NamedTuple):
     used: float  # share of its documents that steps have taken; 1 if that is not known
 
 
-def piece_bounds(lengths: Ints, context: int) -> tuple[Ints, Ints, Ints]:
-    """Split documents of `lengths` [N] inputs into pieces of at most `context` inputs.
-
-    Returns, for each piece, the index of its document, its start in the document, and its length: three int64 [S].
-    For example, a document of 10 inputs and a context of 4 give pieces with starts 0, 4, 8 and lengths 4, 4, 2.
-    """
-    pieces = -(-lengths // context)
-    owner = np.repeat(np.arange(len(lengths), dtype=np.int64), pieces)
-    first = np.repeat(np.cumsum(pieces) - pieces, pieces)  # index of the first piece of the same document
-    start = (np.arange(len(owner), dtype=np.int64) - first) * context
-    return owner, start, np.minimum(context, lengths[owner] - start)
-
-
-def fitting(lengths: Ints, tokens: int) -> int:
-    """Return how many of `lengths` [N], taken in order, have a sum of at most `tokens`; at least 1."""
-    return max(1, int(np.searchsorted(np.cumsum(lengths), tokens, side="right")))
-
-
 class Steps:
     """The sequences of each step and of the validation set: a pure function of documents, config and cursor.
 
@@ -173,7 +133,9 @@ class Steps:
         first = np.cumsum(sizes) - sizes  # document of each source among all that were given
         documents = Documents.joined([*chain(*given)]).chosen(first[parts.source] + parts.document)
         numbers = np.array([self._number[name] for name in mixer.names])
-        table = self._cut(numbers[parts.source], documents, parts.start, parts.length)
+        table = sequences_of(
+            self.corpora, numbers[parts.source], documents, parts.start, parts.length, self._config.context
+        )
         tokens = cursor.tokens + drawn.draws.tokens
         return table, Cursor(cursor.step + 1, tokens, drawn.places, mixer.state, cursor.order, drawn.waiting)
 
@@ -312,7 +274,9 @@ class Steps:
                 break
         pool = Documents.joined(documents)
         start = np.zeros_like(pool.inputs)
-        table = self._cut(start + self._number[corpus.name], pool, start, pool.inputs)
+        table = sequences_of(
+            self.corpora, start + self._number[corpus.name], pool, start, pool.inputs, self._config.context
+        )
         shuffled = Permutation(len(table), key)(np.arange(len(table)))
         return table.chosen(shuffled[: fitting(table.length[shuffled], tokens) if len(shuffled) else 0])
 
@@ -422,33 +386,6 @@ class Steps:
             if walk.lengths == ANY:
                 raise no_documents(corpus) from None
             raise none_of_lengths(name, corpus.place, walk.lengths) from None
-
-    def _cut(self, source: Ints, documents: Documents, begin: Ints, inputs: Ints) -> SequenceTable:
-        """Split parts of N documents of the corpora `source` [N] into sequences of at most `context` inputs.
-
-        A part has `inputs` [N] inputs from `begin` [N] on. Every input is in exactly one sequence, and its label is the
-        next token of the document. Positions start at 0 in each sequence.
-        """
-        owner, start, length = piece_bounds(inputs, self._config.context)
-        start += begin[owner]
-        of = documents.chosen(owner)
-        table = SequenceTable(source[owner], of.block, of.document, start, length, length, of.hash)
-        return replace(table, loss_tokens=self._loss_tokens(table))
-
-    def _loss_tokens(self, table: SequenceTable) -> Ints:
-        """Return how many labels of each sequence count in the loss, int64 [S]."""
-        counted: Ints = table.length.copy()
-        # The sequences of each block, which is opened once.
-        order = np.lexsort((table.block, table.source))
-        of_block = table.chosen(order)
-        begins = np.flatnonzero(np.diff(of_block.source, prepend=-1) | np.diff(of_block.block, prepend=-1))
-        for first, last in pairwise([*begins.tolist(), len(order)]):
-            some = of_block.chosen(slice(first, last))
-            corpus, block = self.corpora[int(some.source[0])], int(some.block[0])
-            lengths = chosen_lengths(corpus, block, some.document, some.hash)
-            start = some.start + 1  # the label of an input is the next token
-            counted[order[first:last]] -= masked_within(lengths, some.document, start, start + some.length)
-        return counted
 
 
 class _Drawn(NamedTuple):

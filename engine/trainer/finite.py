@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from engine.data.steps import SequenceTable
+from engine.data.sequences import SequenceTable
 from engine.errors import BytescaleError, ExitCode
 from engine.planner.plan.step_plan import StepPlan
 from engine.run.checkpoints import newest_first

@@ -16,7 +16,8 @@ from engine.data.blocks.blocks import Range, Slice
 from engine.data.corpus import Corpus
 from engine.data.order import ORDER
 from engine.data.parts import LeftOut
-from engine.data.steps import Cursor, SequenceTable, Steps
+from engine.data.sequences import SequenceTable
+from engine.data.steps import Cursor, Steps
 from engine.units import Ints
 
 Exhausted = Literal["repeat", "drop", "stop"]

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.data.mixture import SCALE, scaled, split, weights_at
-from engine.data.steps import Cursor, SequenceTable, Steps, no_documents
+from engine.data.sequences import SequenceTable
+from engine.data.steps import Cursor, Steps, no_documents
 from engine.data.walk import Place
 from engine.units import Ints
 

@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 from engine.data.quarantine import Quarantine
 from engine.data.runtime.planner import StepPlanner, received_step
-from engine.data.steps import Cursor, SequenceTable, Steps
+from engine.data.sequences import SequenceTable
+from engine.data.steps import Cursor, Steps
 
 Item = TypeVar("Item", covariant=True)
 

@@ -22,12 +22,13 @@ from engine.data.blocks.packed import Packed
 from engine.data.corpus import Corpus, Reader, TextCorpus, TokenCorpus
 from engine.data.pack import pack
 from engine.data.parts import LeftOut
+from engine.data.sequences import SequenceTable
 from engine.data.sources import folder, jsonl
 from engine.data.sources.arrow import ArrowBlock
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.parquet import ParquetBlock
 from engine.data.sources.source import Block
-from engine.data.steps import Cursor, SequenceTable
+from engine.data.steps import Cursor
 from engine.data.token_facts import blocks_path, hashes_path
 from engine.data.tokenizers.bytes import BOS, EOS
 from engine.data.tokenizers.load import open_tokenizer

@@ -17,8 +17,8 @@ from engine.data.corpus import Corpus, Reader, TokenCorpus, chosen_lengths
 from engine.data.inputs import IGNORE, idle_inputs, rank_inputs, wanted
 from engine.data.opening import list_blocks, open_sources
 from engine.data.pack import pack
+from engine.data.sequences import SequenceTable, piece_bounds
 from engine.data.sources.jsonl import JsonlBlock
-from engine.data.steps import SequenceTable, piece_bounds
 from engine.data.tokenizers.bytes import BOS, EOS
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError

@@ -20,7 +20,8 @@ from engine.config.load import load
 from engine.data import ledger as module
 from engine.data.corpus import Corpus
 from engine.data.ledger import ROW, SHARD, Ledger
-from engine.data.steps import Cursor, SequenceTable, Steps
+from engine.data.sequences import SequenceTable
+from engine.data.steps import Cursor, Steps
 from engine.errors import DataError, ExitCode
 from engine.files import append
 from engine.job import Job

@@ -12,7 +12,7 @@ from engine.config.schema import Config
 from engine.cost.allowance import Allowance
 from engine.data.profile import Suggestion, describe, suggest
 from engine.data.scan import Documents, mixed
-from engine.data.steps import piece_bounds
+from engine.data.sequences import piece_bounds
 from engine.errors import MemoryFitError
 from engine.job import Job
 from engine.planner.make import plan_step

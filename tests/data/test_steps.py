@@ -17,7 +17,8 @@ from engine.data import draws, order
 from engine.data import steps as module
 from engine.data.mixture import SCALE
 from engine.data.order import ORDER
-from engine.data.steps import Cursor, SequenceTable, Steps, fitting
+from engine.data.sequences import SequenceTable
+from engine.data.steps import Cursor, Steps
 from engine.data.walk import Place
 from engine.errors import DataError
 from tests.data.memory import Exhausted, Memory, config_of, epochs, pieces, rows, run, same, steps_of
@@ -53,13 +54,6 @@ def all_inputs(corpus: Memory, source: int = 0) -> Counter[tuple[int, int, int]]
     """Every input of a corpus once."""
     lengths = list(chain.from_iterable(corpus.sizes))
     return Counter((source, number, at) for number, length in enumerate(lengths) for at in range(length))
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(0, 60))
-def test_fitting_takes_at_least_one(lengths: list[int], tokens: int) -> None:
-    count = fitting(np.array(lengths), tokens)
-    assert count == 1 or sum(lengths[:count]) <= tokens
-    assert count == len(lengths) or sum(lengths[: count + 1]) > tokens
 
 
 def test_documents_are_split_and_nothing_is_dropped() -> None:

@@ -18,7 +18,7 @@ import pytest
 from engine.config.load import load, resolved_yaml
 from engine.data.ledger import Ledger
 from engine.data.quarantine import Quarantine, Unusable
-from engine.data.steps import SequenceTable
+from engine.data.sequences import SequenceTable
 from engine.errors import CheckpointError, ConfigError, DataError, PreflightError, RunFolderError
 from engine.files import LOCK
 from engine.job import Job

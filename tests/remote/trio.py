@@ -23,8 +23,9 @@ from engine.data.corpus import Reader
 from engine.data.inputs import RankInputs, rank_inputs
 from engine.data.overview import Corpora
 from engine.data.runtime.runtime import Planned, PlannedSequences
+from engine.data.sequences import SequenceTable
 from engine.data.sources import jsonl
-from engine.data.steps import Cursor, SequenceTable
+from engine.data.steps import Cursor
 from engine.job import Job
 from engine.launch.prepare import write_facts
 from engine.planner.make import plan_step

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.close import error
 from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
-from engine.data.steps import SequenceTable
+from engine.data.sequences import SequenceTable
 from engine.job import Job
 from engine.planner.make import plan_step
 from engine.trainer.optimizer import build_optimizer

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from engine.data.inputs import Reads
 from engine.data.rank_file import RankFile, RankHead, ranges_of, write_rank_file
-from engine.data.steps import SequenceTable
+from engine.data.sequences import SequenceTable
 from engine.planner.plan.step_plan import RankPlan
 
 _KEPT_STEPS = 2  # the step that runs, and the next; ranks of a host open their files at different times

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.data.runtime.runtime import PlannedSequences
-from engine.data.steps import SequenceTable
+from engine.data.sequences import SequenceTable
 from engine.planner.plan import cut
 from engine.planner.plan.step_plan import StepPlan
 from engine.units import Ints

@@ -19,7 +19,8 @@ from engine.data.runtime import cuts
 from engine.data.runtime.constructor import RankFiles
 from engine.data.runtime.runtime import Planned, PlannedSequences
 from engine.data.runtime.scaler import Scaler
-from engine.data.steps import Cursor, SequenceTable, Steps
+from engine.data.sequences import SequenceTable
+from engine.data.steps import Cursor, Steps
 from engine.job import Job
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan

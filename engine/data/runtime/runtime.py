@@ -21,7 +21,8 @@ from engine.data.blocks.work import Cost
 from engine.data.inputs import RankInputs
 from engine.data.quarantine import Unusable
 from engine.data.runtime.constructor import RankFiles
-from engine.data.steps import Cursor, SequenceTable
+from engine.data.sequences import SequenceTable
+from engine.data.steps import Cursor
 from engine.planner.plan.step_plan import MicroBatch, RankPlan, StepPlan
 
 

@@ -17,7 +17,8 @@ from engine.data.opening import list_blocks, open_sources
 from engine.data.order import ORDER
 from engine.data.runtime.constructor import Constructor
 from engine.data.runtime.planner import StepPlanner, received_sets, received_step
-from engine.data.steps import Cursor, SequenceTable
+from engine.data.sequences import SequenceTable
+from engine.data.steps import Cursor
 from engine.errors import StorageError
 from engine.job import Job
 from engine.planner.make import plan_step

@@ -20,7 +20,8 @@ from engine.data.blocks.work import Cost
 from engine.data.runtime import scaler
 from engine.data.runtime.events import read_events
 from engine.data.runtime.scaler import Scaler, loader_bounds
-from engine.data.steps import Cursor, SequenceTable
+from engine.data.sequences import SequenceTable
+from engine.data.steps import Cursor
 from engine.run.folder import RunFolder
 from tests.data.memory import Memory, MemoryLengths, config_of, same, steps_of
 
