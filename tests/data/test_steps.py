@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config.schema import Schedule, Segment
-from engine.data import draws, order
+from engine.data import draws, order, sequences
 from engine.data import steps as module
 from engine.data.mixture import SCALE
 from engine.data.order import ORDER
@@ -519,7 +519,7 @@ def test_blocks_of_the_validation_set_are_said() -> None:
 
 def test_windows_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of one window open its blocks once for the order; loss tokens are looked up besides."""
-    monkeypatch.setattr(Steps, "_loss_tokens", lambda self, table: table.length)
+    monkeypatch.setattr(sequences, "_loss_tokens", lambda corpora, table: table.length)
     corpora = [Memory([[5] * 10] * 4, "a"), Memory([[5] * 10] * 4, "b")]
     run(steps_of(corpora, config_of(20, 5)), 15)
     assert [Counter(corpus.opened) for corpus in corpora] == [Counter(range(4))] * 2
