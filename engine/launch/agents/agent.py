@@ -296,7 +296,7 @@ class Agent:
                 address = listening_address(environment, work.peer) if tree else _LOOPBACK
                 head = tree.ray if tree else None
                 self._plane = DataPlane(work.ray, folder, environment, address, head, secret)
-                environment |= self._plane.environment
+                environment = self._plane.environment
             self._branch = self._join(work, tree, environment)
             meeting = None if tree is None else self._meeting(work, tree, environment)
             if problem is not None:

@@ -26,6 +26,7 @@ from engine.control.protocol import RayNode
 from engine.errors import ExitCode, PreflightError, Problem
 from engine.files import append
 from engine.remote import checks
+from engine.remote.checks import own_environment
 from engine.remote.node import NodeRay, environment_of, object_store, token_of
 from engine.remote.plane import START, Plane
 from engine.run.cause import Cause
@@ -64,7 +65,7 @@ class DataPlane:
     ) -> None:
         """Start Ray with the `address` of this node; the first node has no `head`. Returns at once. Raises OSError.
 
-        `environment` are the variables of the ranks of this node.
+        `environment` becomes the attribute of this name: the variables of ranks, which may connect to this Ray.
         """
         self._ray, self._folder, self._host = ray, folder, socket.gethostname()
         self._node: NodeRay | None = None
@@ -74,16 +75,17 @@ class DataPlane:
         self._was_up = False
         log = folder.data_log(f"node-{ray.number}")
         if ray.address is not None:
-            self.address, self.environment = ray.address, environment_of(ray.address, address)
+            self.address, own = ray.address, environment_of(ray.address, address)
         else:
-            token, variables = token_of(secret), dict(environment)
+            # Those of the user are for another cluster: a token in RAY_AUTH_TOKEN would be used before the run's own.
+            environment = own_environment(environment)
+            token = token_of(secret)
             if head is None:
-                self._node = NodeRay.start_head(address, ray.number, ray.memory, token, log, variables)
+                self._node = NodeRay.start_head(address, ray.number, ray.memory, token, log, environment)
             else:
-                self._node = NodeRay.join(head, address, ray.number, ray.memory, token, log, variables)
-            self.address, self.environment = self._node.address, self._node.environment
-        self.environment = {**self.environment, START: ray.start}
-        self._variables = {**environment, **self.environment}
+                self._node = NodeRay.join(head, address, ray.number, ray.memory, token, log, environment)
+            self.address, own = self._node.address, self._node.environment
+        self.environment = {**environment, **own, START: ray.start}
         if self._node is None:
             self._supervise()
 
@@ -140,7 +142,7 @@ class DataPlane:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-m", "engine.remote"],
                 bufsize=0,
-                env=self._variables,
+                env=self.environment,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

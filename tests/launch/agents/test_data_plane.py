@@ -10,10 +10,11 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -26,7 +27,7 @@ from engine.launch.agents import data_plane
 from engine.launch.agents.agent import Agent
 from engine.remote import checks
 from engine.remote.node import free_port
-from engine.remote.plane import ADDRESS, NODE_ADDRESS, TOKEN, TOKEN_PATH
+from engine.remote.plane import ADDRESS, NODE_ADDRESS, START, TOKEN, TOKEN_PATH
 from engine.run.folder import RunFolder
 from tests.launch.agents.nodes import work
 from tests.launch.ports import listening
@@ -112,11 +113,15 @@ def ports(process: psutil.Process) -> dict[str, set[str]]:
 @pytest.mark.world
 @pytest.mark.long
 def test_ports_tokens_and_what_is_left_of_a_launcher_that_was_killed(folder: RunFolder) -> None:
-    """Two nodes with real agents. The supervisor is killed, then the launcher; the table of ports is in the logs."""
+    """Two nodes with real agents. The supervisor is killed, then the launcher; the table of ports is in the logs.
+
+    The user has a token, which is for another cluster.
+    """
     pytest.importorskip("ray")
     folder.resolved.write_text(resolved_yaml(load(["recipe=quickstart", "data.runtime=ray", "run.seed=1"])))
     shared = set(os.listdir("/dev/shm"))  # noqa: PTH208
-    with subprocess.Popen([sys.executable, "-c", LAUNCHES, str(folder.root)], start_new_session=True) as launcher:
+    command, variables = [sys.executable, "-c", LAUNCHES, str(folder.root)], {**os.environ, TOKEN: "0" * 64}
+    with subprocess.Popen(command, env=variables, start_new_session=True) as launcher:
         try:
             process = psutil.Process(launcher.pid)
             assert until(lambda: len(below(process, "ray::RuntimeEnv")) == 2 and below(process, "engine.remote.guard"))
@@ -190,6 +195,24 @@ def test_a_host_that_cannot_be_a_node_says_so_at_once(
         "token": TOKEN_PATH,
     }
     assert names[case] in said and ("data.r" in said)
+
+
+@pytest.mark.parametrize("head", [None, "127.0.0.1:9"])
+def test_variables_of_ray_of_the_user_do_not_apply(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, head: str | None
+) -> None:
+    """Neither to Ray of the run, nor to the supervisor, ranks and planning processes, which connect to it."""
+    given = list[Mapping[str, str]]()
+
+    def begin(*arguments: Any) -> SimpleNamespace:
+        given.append(arguments[-1])
+        return SimpleNamespace(address="127.0.0.1:8", environment={TOKEN_PATH: "/of/the/run"})
+
+    monkeypatch.setattr(data_plane, "NodeRay", SimpleNamespace(start_head=begin, join=begin))
+    variables = {TOKEN: "0" * 64, TOKEN_PATH: "/of/the/user", "RAY_USE_TLS": "0", "PATH": "/bin"}
+    plane = data_plane.DataPlane(ray_node(), folder, variables, "127.0.0.1", head, b"")
+    assert plane.environment == {"PATH": "/bin", TOKEN_PATH: "/of/the/run", START: "1"}
+    assert {**given[0]} == {"PATH": "/bin"}
 
 
 def test_a_supervisor_that_always_ends_ends_the_run(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
