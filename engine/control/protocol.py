@@ -64,7 +64,7 @@ class RayNode:
     memory: int  # bytes of Ray on this node
     address: str | None  # HOST:PORT of a cluster that runs already; None: the first node starts a head
     hosts: Sequence[Sequence[int]]  # the HDP ranks of each node; empty except for the first node
-    start: str  # a word that is another one for each start of the ranks
+    start: str  # a random identifier of the start of the ranks
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from engine.readers import parse_line
 ADDRESS, AUTH_MODE, TOKEN_PATH, TOKEN = "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN"
 NODE_ADDRESS = "BYTESCALE_RAY_NODE"  # the address of this node, `_node_ip_address` of ray.init
 FILES = "BYTESCALE_RAY_FILES"  # a folder of this node that outlives a restart of its Ray; unset in a given cluster
-START = "BYTESCALE_RAY_START"  # a word that is another one for each start of a run
+START = "BYTESCALE_RAY_START"  # a random identifier of the start of a run
 
 
 @dataclass(frozen=True)
