@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.data.arrays import from_bytes, to_bytes
 from engine.data.blocks.blocks import Range, Slice
@@ -103,3 +104,20 @@ class RankFile:
     def read(self, wanted: Sequence[Range]) -> list[Slice]:
         """Return the tokens of ranges of this rank."""
         return [slice_ for one in wanted if (slice_ := self._slices[self._numbers[one]]) is not None]
+
+
+class RankFiles(NamedTuple):
+    """Where the rank files of a step or a validation set are. It is sent to ranks with the plan."""
+
+    folder: Path
+    name: str  # of the step or the validation set
+    epoch: int  # of the process that wrote them
+
+    def path(self, rank: int) -> Path:
+        """Return the file of an HDP rank."""
+        return self.folder / f"{self.name}.{rank}"
+
+    def open(self, names: Sequence[str], table: SequenceTable, plan: RankPlan, rank: int) -> RankFile:
+        """Map the file of an HDP rank. `names` are those of the sources. Raises StorageError as `RankFile.open`."""
+        ranges = ranges_of(names, table, plan, rank)
+        return RankFile.open(self.path(rank), RankHead.of(self.name, rank, plan, ranges, self.epoch), names, ranges)

@@ -15,8 +15,7 @@ from functools import partial
 from engine.config.sources import source_configs
 from engine.control.control import Control
 from engine.data.inputs import RankInputs, rank_inputs
-from engine.data.rank_file import RankFile
-from engine.data.runtime.constructor import RankFiles
+from engine.data.rank_file import RankFile, RankFiles
 from engine.data.runtime.node import NodeAnswers
 from engine.data.runtime.planner import Sent, SentSets, received_sets, received_step
 from engine.data.runtime.runtime import Planned, PlannedSequences

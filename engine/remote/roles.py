@@ -33,8 +33,9 @@ from engine.data.blocks.texts import Texts
 from engine.data.blocks.work import Cost
 from engine.data.corpus import Reader
 from engine.data.opening import open_run
+from engine.data.rank_file import RankFiles
 from engine.data.runtime import cuts
-from engine.data.runtime.constructor import Constructor, RankFiles
+from engine.data.runtime.constructor import Constructor
 from engine.data.runtime.events import QueueLog
 from engine.data.runtime.local import name_of_host
 from engine.data.runtime.planner import Sent, SentSets, StepPlanner, received_sets, received_step
@@ -271,11 +272,7 @@ class Host(Packer):
         sent, owners = self._caller.call(PLANNER, "validation", order, self._host)
         with self._lock:
             self._blocks.owners = owners
-            built = {
-                name: self._constructor.build(f"validation-{number}", planned.table, planned.plan)
-                for number, (name, planned) in enumerate(received_sets(sent).items())
-            }
-        return sent, built
+            return sent, self._constructor.build_sets(received_sets(sent))
 
     def state(self) -> dict[str, Any]:
         """Return what is worth seeing: tokens that were read for its ranks, loaders, calls asked again and refused."""

@@ -3,40 +3,23 @@
 It runs in the process of a host that gets each plan. The ranks of the host map its files, and read no blocks.
 
 ```
- FOLDER/step-7.3              step 7 of HDP rank 3
+ FOLDER/step-7.3              step 7 of HDP rank 3; steps are counted from 1, as in metrics
         validation-0.3        the validation set of source 0
 ```
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from engine.data.inputs import Reads
-from engine.data.rank_file import RankFile, RankHead, ranges_of, write_rank_file
+from engine.data.rank_file import RankFiles, RankHead, ranges_of, write_rank_file
+from engine.data.runtime.runtime import PlannedSequences
 from engine.data.sequences import SequenceTable
 from engine.planner.plan.step_plan import RankPlan
 
 _KEPT_STEPS = 2  # the step that runs, and the next; ranks of a host open their files at different times
-
-
-class RankFiles(NamedTuple):
-    """Where the rank files of a step or a validation set are. It is sent to ranks with the plan."""
-
-    folder: Path
-    name: str  # of the step or the validation set
-    epoch: int  # of the process that wrote them
-
-    def path(self, rank: int) -> Path:
-        """Return the file of an HDP rank."""
-        return self.folder / f"{self.name}.{rank}"
-
-    def open(self, names: Sequence[str], table: SequenceTable, plan: RankPlan, rank: int) -> RankFile:
-        """Map the file of an HDP rank. `names` are those of the sources. Raises StorageError as `RankFile.open`."""
-        ranges = ranges_of(names, table, plan, rank)
-        return RankFile.open(self.path(rank), RankHead.of(self.name, rank, plan, ranges, self.epoch), names, ranges)
 
 
 class Constructor:
@@ -52,7 +35,7 @@ class Constructor:
             draft.unlink(missing_ok=True)
 
     def build(self, name: str, table: SequenceTable, plan: RankPlan) -> RankFiles:
-        """Write the files of a validation set, or of a step in `build_step`.
+        """Write the files of one set of sequences.
 
         All ranges of the host are read in one call. Raises DataError and StorageError as `Reads.read` and
         `write_rank_file`.
@@ -75,3 +58,10 @@ class Constructor:
             if int(file.stem.removeprefix("step-")) <= step - _KEPT_STEPS:
                 file.unlink(missing_ok=True)
         return self.build(f"step-{step}", table, plan)
+
+    def build_sets(self, sets: Mapping[str, PlannedSequences]) -> dict[str, RankFiles]:
+        """Write the files of validation sets, by the name of the source."""
+        return {
+            name: self.build(f"validation-{number}", planned.table, planned.plan)
+            for number, (name, planned) in enumerate(sets.items())
+        }

@@ -24,7 +24,8 @@ from engine.data.blocks.texts import Texts
 from engine.data.corpus import Reader
 from engine.data.inputs import RankInputs, rank_inputs
 from engine.data.opening import open_run
-from engine.data.runtime.constructor import Constructor, RankFiles
+from engine.data.rank_file import RankFiles
+from engine.data.runtime.constructor import Constructor
 from engine.data.runtime.hosts import Meeting, NodeHosts
 from engine.data.runtime.node import NodeAnswers
 from engine.data.runtime.planner import Sent, SentSets, StepPlanner, received_sets, received_step
@@ -73,17 +74,14 @@ class NodePlanner:
         if self._constructor is None:
             return sent, None
         planned = received_step(sent)
-        return sent, self._constructor.build_step(cursor.step, planned.table, planned.plan)
+        return sent, self._constructor.build_step(planned.after.step, planned.table, planned.plan)
 
     def validation(self, order: int) -> tuple[SentSets, dict[str, RankFiles] | None]:
         """Plan the validation set of each source, as `Steps.validation` does, and write its rank files."""
         sent = self.planner.validation(order)
         if self._constructor is None:
             return sent, None
-        files = dict[str, RankFiles]()
-        for number, (name, planned) in enumerate(received_sets(sent).items()):
-            files[name] = self._constructor.build(f"validation-{number}", planned.table, planned.plan)
-        return sent, files
+        return sent, self._constructor.build_sets(received_sets(sent))
 
     def close(self) -> None:
         """End what packs ahead."""

@@ -15,8 +15,8 @@ from engine.data.blocks.blocks import BlockId
 from engine.data.blocks.work import Cost
 from engine.data.opening import Sources
 from engine.data.quarantine import Unusable
+from engine.data.rank_file import RankFiles
 from engine.data.runtime import cuts
-from engine.data.runtime.constructor import RankFiles
 from engine.data.runtime.runtime import Planned, PlannedSequences
 from engine.data.runtime.scaler import Scaler
 from engine.data.sequences import SequenceTable

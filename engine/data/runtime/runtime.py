@@ -20,7 +20,7 @@ from engine.data.blocks.blocks import BlockId
 from engine.data.blocks.work import Cost
 from engine.data.inputs import RankInputs
 from engine.data.quarantine import Unusable
-from engine.data.runtime.constructor import RankFiles
+from engine.data.rank_file import RankFiles
 from engine.data.sequences import SequenceTable
 from engine.data.steps import Cursor
 from engine.planner.plan.step_plan import MicroBatch, RankPlan, StepPlan

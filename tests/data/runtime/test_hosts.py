@@ -133,7 +133,7 @@ def test_ranks_of_hosts_with_a_cache_each_read_what_those_of_one_cache_read(tmp_
             cursor = planned[0].after
         assert micros > 10
         kept = [sorted(path.name for path in cache.rglob("step-*")) for cache in caches]
-        assert kept == [[f"step-{step}.{rank}" for step in (3, 4) for rank in ranks] for ranks in ((0, 1), (2, 3))]
+        assert kept == [[f"step-{step}.{rank}" for step in (4, 5) for rank in ranks] for ranks in ((0, 1), (2, 3))]
     packed = [{path.stem for path in cache.rglob("*.idx")} for cache in caches]
     assert packed[0] and packed[1] and not packed[0] & packed[1], "each block is packed once"
     assert all([*cache.glob(".*")] == [cache / IDENTITY] for cache in caches)
