@@ -51,8 +51,8 @@ from engine.config.sources import source_configs
 from engine.units import Ints
 
 SCALE = 1 << 20  # the sum of all weights
-Lengths = tuple[int, int]  # the least and the most inputs of a document
-ANY: Lengths = (1, (1 << 62) - 1)
+LengthRange = tuple[int, int]  # the least and the most inputs of a document
+ANY: LengthRange = (1, (1 << 62) - 1)
 _BITS = 64  # of a share of a cosine schedule
 _PI, _PI_BITS = 0x3243F6A8885A308D313198A2E03707344A409382, 156  # pi in 1/2^156
 
@@ -66,7 +66,7 @@ class Segment:
     unit: Literal["step", "tokens"] = "step"  # of `start`, the same for all segments
     # How weights move from the previous segment's, which they leave where it starts
     schedule: schema.Schedule = "constant"
-    lengths: Lengths = ANY  # of the documents that are taken
+    lengths: LengthRange = ANY  # of the documents that are taken
 
 
 def segments_of(data: schema.Data) -> list[Segment]:

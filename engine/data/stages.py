@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from engine.config import schema
 from engine.config.schema import Config
 from engine.config.sources import source_configs
-from engine.data.mixture import ANY, Lengths, segments_of, weights_at
+from engine.data.mixture import ANY, LengthRange, segments_of, weights_at
 from engine.data.opening import validation_shares
 from engine.data.scan import Documents
 from engine.data.walk import never_taken, none_of_lengths
@@ -46,7 +46,7 @@ class Stage:
 
     segment: int  # number of the segment
     schedule: schema.Schedule  # of the weights, up to the next segment
-    lengths: Lengths
+    lengths: LengthRange
     first: float  # steps before it
     steps: float
     tokens_before: float
@@ -64,7 +64,7 @@ class UsedUp:
     """When all documents of a source that a segment takes have been used for the first time."""
 
     source: str
-    lengths: Lengths  # of the documents
+    lengths: LengthRange  # of the documents
     step: float  # steps before
     tokens: float  # of the run before
     policy: str  # what happens then: repeat, drop or stop

@@ -28,7 +28,7 @@ from engine.data.corpus import Corpus, TextCorpus, TokenCorpus
 from engine.data.mixture import (
     ANY,
     SCALE,
-    Lengths,
+    LengthRange,
     Mixer,
     Segment,
     longest_document,
@@ -362,7 +362,7 @@ class Steps:
         self.unusable += new
         self.dropped |= window.dropped
 
-    def _lengths_at(self, cursor: Cursor) -> Lengths:
+    def _lengths_at(self, cursor: Cursor) -> LengthRange:
         """Return the lengths of the documents of the step at a cursor."""
         return self._lengths[segment_at(self._segments, cursor.step, cursor.tokens)]
 

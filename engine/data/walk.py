@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.data.mixture import ANY, Lengths
+from engine.data.mixture import ANY, LengthRange
 from engine.data.order import Documents
 from engine.errors import DataError
 from engine.units import Ints
@@ -63,7 +63,13 @@ class Walk:
     """The next documents of a source that have some lengths. Call `give`, then `settle` when some have been taken."""
 
     def __init__(
-        self, place: Place, waiting: Sequence[Waiting], lengths: Lengths, bounds: Sequence[int], load: Load, blocks: int
+        self,
+        place: Place,
+        waiting: Sequence[Waiting],
+        lengths: LengthRange,
+        bounds: Sequence[int],
+        load: Load,
+        blocks: int,
     ) -> None:
         """Begin at the state after an earlier step. `bounds` are lengths at which classes begin, besides `lengths`.
 
@@ -222,7 +228,7 @@ class Walk:
         return found
 
 
-def never_taken(name: str, inputs: int, place: str, lengths: Sequence[Lengths]) -> DataError:
+def never_taken(name: str, inputs: int, place: str, lengths: Sequence[LengthRange]) -> DataError:
     """Create the DataError for a document whose length no segment of `data.mix` has: it would wait forever."""
     message = f"{name} has a document of {inputs:,} tokens, a length that no segment of data.mix takes"
     least, most = min(one[0] for one in lengths), max(one[1] for one in lengths)
@@ -234,7 +240,7 @@ def never_taken(name: str, inputs: int, place: str, lengths: Sequence[Lengths]) 
     return DataError(message, key=place, hint=hint)
 
 
-def none_of_lengths(name: str, place: str, lengths: Lengths) -> DataError:
+def none_of_lengths(name: str, place: str, lengths: LengthRange) -> DataError:
     """Create the DataError for a source without any document for a segment."""
     message = f"{name} has no document of {lengths[0]:,} to {lengths[1]:,} tokens, the lengths of a segment of data.mix"
     hint = f"widen `lengths` of the segment, or set the weight of {name} to 0 there"
