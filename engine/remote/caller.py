@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 from engine.errors import BytescaleError
 from engine.remote.view import Board, Member, View
+from engine.selection import first_line
 
 _LOOK_S = 0.1  # between two looks at the board while an answer is awaited
 _RETRY_S = 1.0  # until an actor that did not answer, but keeps its role, is asked again
@@ -41,7 +42,10 @@ class Wire(Protocol):
     def send(
         self, member: Member, method: str, arguments: tuple[Any, ...], answered: Callable[[Answer | None], None]
     ) -> None:
-        """Send a call to a member. `answered` gets its answer in any thread, None if the member has ended."""
+        """Send a call to a member. `answered` gets its answer in any thread, None if the member has ended.
+
+        May raise any error: the call counts as one that got no answer.
+        """
         ...
 
 
@@ -137,8 +141,15 @@ class Caller:
         return member
 
     def _send(self, call: _Call, member: Member | None) -> None:
-        if member is not None:
+        """Send a call, unless no member has the role yet. If that fails, it is sent again as one without an answer."""
+        if member is None:
+            return
+        try:
             self._wire.send(member, call.method, call.arguments, lambda got: self._answered(call, member.epoch, got))
+        except Exception as error:
+            message = "%s of %s cannot be called; trying again: %s"
+            logging.getLogger(__name__).warning(message, call.method, call.role, first_line(error))
+            self._answered(call, member.epoch, None)
 
     def _answered(self, call: _Call, epoch: int, answer: Answer | None) -> None:
         """Take an answer to a call that was sent to an epoch."""

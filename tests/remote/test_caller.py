@@ -109,6 +109,26 @@ def test_only_the_supervisor_decides_that_an_actor_is_dead(rig: Rig) -> None:
     assert found.result() == 1
 
 
+def test_what_cannot_be_sent_is_sent_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither that call is lost, nor those that are sent after it."""
+    waiting = [rig.start(number) for number in range(3)]
+
+    def send(*arguments: object) -> None:
+        raise OSError("Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.wire, "send", send)
+        rig.publish(view_of(1, host_0=3))
+        waiting.append(rig.start(3))
+    assert not rig.wire.sent
+    rig.now[0] += 2
+    rig.caller.look()
+    assert sorted(sent.arguments[0] for sent in rig.wire.sent) == [0, 1, 2, 3]
+    for sent in rig.wire.sent:
+        sent.answer(*sent.arguments)
+    assert [future.result(0) for future in waiting] == [0, 1, 2, 3]
+
+
 def test_roles_whose_epoch_stays_are_not_asked_again(rig: Rig) -> None:
     rig.publish(view_of(1, host_0=3, host_1=4))
     rig.start()
