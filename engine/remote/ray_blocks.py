@@ -12,12 +12,12 @@ Only lengths come here; tokens go from host to host (slices.py).
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
 from engine.data.blocks.blocks import BlockId, Lengths, Range, Slice, changed
+from engine.data.blocks.known import LengthsCache
 from engine.data.blocks.served import received_lengths
 from engine.data.blocks.texts import Texts
 from engine.data.blocks.work import Cost, Queued, joined_costs
@@ -26,8 +26,6 @@ from engine.remote.caller import Caller, RoleLostError
 from engine.remote.queue import Queue
 from engine.remote.slices import fetch
 
-_KEPT = 4096  # blocks whose lengths stay here
-
 
 class RayBlocks:
     """Blocks that hosts pack, as a process that packs none sees them."""
@@ -35,40 +33,32 @@ class RayBlocks:
     def __init__(self, texts: Mapping[str, Texts], caller: Caller, hosts: Sequence[str], loaders: int) -> None:
         """Take the sources of texts by name, the roles of the hosts, and the number of loaders of all of them."""
         self._texts, self._caller = texts, caller
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
         self._loaders = _divided(loaders, hosts)
         self._queue = Queue(self._loaders)
         self._running = dict[str, list[tuple[str, float]]]()  # of each host, at the last `resize`
         self._costs = dict[str, Cost]()  # of what was packed since they were taken, by source
-        self._found = OrderedDict[BlockId, Lengths]()  # least recently used first
-        self._errors = dict[BlockId, BytescaleError]()  # of blocks that are waited for
-        self._awaited = Counter[BlockId]()
+        self._known = LengthsCache()
+        self._awaited = dict[BlockId, Future[Lengths]]()
         self._pulling = False
         self.owners = dict[BlockId, str]()  # the host that has packed a block
         self.received = self.tokens = 0  # bytes of lengths; tokens
 
     def ask(self, wanted: Iterable[BlockId]) -> None:
-        with self._changed:
-            missing = [block for block in wanted if block not in self._found]
+        with self._lock:
+            missing = [block for block in wanted if block not in self._known]
             self._look(self._queue.ask([*self._awaited, *missing]))
             self._pull()
 
     def lengths(self, block: BlockId) -> Lengths:
-        with self._changed:
-            self._awaited[block] += 1
-            try:
-                if block not in self._found:
-                    self._look(self._queue.first(block))
-                    self._pull()
-                    self._changed.wait_for(lambda: block in self._found or block in self._errors)
-                if block in self._errors:
-                    raise self._errors[block]
-                self._found.move_to_end(block)
-                return self._found[block]
-            finally:
-                self._awaited -= Counter([block])
-                if not self._awaited[block]:
-                    self._errors.pop(block, None)
+        with self._lock:
+            if (found := self._known.get(block)) is not None:
+                return found
+            # The answer comes here at once: the cache may have given it up for others by the time that this wakes up.
+            awaited = self._awaited.setdefault(block, Future())
+            self._look(self._queue.first(block))
+            self._pull()
+        return awaited.result()
 
     def slices(self, wanted: Sequence[Range]) -> list[Slice]:
         for one in wanted:
@@ -89,12 +79,12 @@ class RayBlocks:
     @property
     def loaders(self) -> int:
         """How many loaders there should be on all hosts."""
-        with self._changed:
+        with self._lock:
             return sum(self._loaders[host] for host in self._queue.hosts)
 
     def resize(self, loaders: int) -> None:
         """Set the number of loaders of all hosts together."""
-        with self._changed:
+        with self._lock:
             self._loaders = _divided(loaders, self._queue.hosts)
             self._queue.resize(self._loaders)
             self._pull()
@@ -103,23 +93,23 @@ class RayBlocks:
 
     def missing(self) -> set[BlockId]:
         """Return the blocks that were asked for, as long as no host is known to have them."""
-        with self._changed:
+        with self._lock:
             return self._queue.missing()
 
     def running(self) -> list[tuple[str, float]]:
         """Return what hosts were packing at the last `resize`, as `Loaders.running`."""
-        with self._changed:
+        with self._lock:
             return [one for host in self._queue.hosts for one in self._running.get(host, ())]
 
     def packed(self) -> dict[str, Cost]:
         """Return what the loaders of all hosts have packed since the last call, by source."""
-        with self._changed:
+        with self._lock:
             costs, self._costs = self._costs, {}
         return costs
 
     def queued(self) -> Queued:
         """Return how many blocks wait for a loader of any host, and how many are being packed."""
-        with self._changed:
+        with self._lock:
             return self._queue.queued()
 
     def close(self) -> None:
@@ -132,7 +122,7 @@ class RayBlocks:
 
     def _looked(self, host: str, blocks: Sequence[BlockId], answer: Future[bytes]) -> None:
         """Take the lengths of the blocks that a host has. If it cannot say, it has none; packing raises the error."""
-        with self._changed:
+        with self._lock:
             if answer.exception() is None:
                 self._take(host, answer.result())
             self._queue.missing_on(host, blocks)
@@ -152,13 +142,13 @@ class RayBlocks:
             self._pulling = False
 
     def _resized(self, host: str, answer: Future[list[tuple[str, float]]]) -> None:
-        with self._changed:
+        with self._lock:
             self._running[host] = [] if answer.exception() is not None else answer.result()
 
     def _packed(self, host: str, block: BlockId, answer: Future[tuple[bytes, dict[str, Cost]]]) -> None:
         """Take the lengths of a block that a host has packed, or its error, if anyone waits for it."""
         error = answer.exception()
-        with self._changed:
+        with self._lock:
             if isinstance(error, RoleLostError):
                 self._queue.lose(host)
             elif error is None:
@@ -167,21 +157,19 @@ class RayBlocks:
                 self._take(host, payload)
             else:
                 self._queue.found(block)
-                if self._awaited[block]:
-                    self._errors[block] = error if isinstance(error, BytescaleError) else BytescaleError(str(error))
-            self._changed.notify_all()
+                if (awaited := self._awaited.pop(block, None)) is not None:
+                    awaited.set_exception(error if isinstance(error, BytescaleError) else BytescaleError(str(error)))
             self._pull()
 
     def _take(self, host: str, payload: bytes) -> None:
         """Note the lengths that a host has sent."""
         self.received += len(payload)
         for block, lengths in received_lengths(payload).items():
-            self._found[block] = lengths
+            self._known.add(block, lengths)
             self.owners[block] = host
             self._queue.found(block)
-        while len(self._found) > _KEPT:
-            self._found.popitem(last=False)
-        self._changed.notify_all()
+            if (awaited := self._awaited.pop(block, None)) is not None:
+                awaited.set_result(lengths)
 
 
 def _divided(loaders: int, hosts: Sequence[str]) -> dict[str, int]:

@@ -11,8 +11,11 @@ from typing import Any, cast
 
 import pytest
 
+from engine.data.blocks import known
 from engine.data.blocks.blocks import BlockId, Range
+from engine.data.blocks.known import KnownLengths
 from engine.data.blocks.local_blocks import LocalBlocks
+from engine.data.blocks.served import lengths_payload
 from engine.data.blocks.texts import Texts
 from engine.data.blocks.work import Cost
 from engine.data.parts import Tokens
@@ -133,6 +136,29 @@ def test_questions_about_packed_blocks_do_not_wait_for_packing(rig: Rig) -> None
     rig.blocks.ask(rig.ids(3, 0, 1, 2))
     assert [len(rig.blocks.lengths(block)) for block in rig.ids(0, 1, 2)] == [2, 2, 2]
     assert [method for _, method in rig.hosts.calls].count("lengths") == 2
+
+
+def test_a_block_whose_lengths_are_given_up_at_once_has_been_answered(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planner that starts again may get more lengths in one answer than it keeps; the first go before others come."""
+    monkeypatch.setattr(known, "_MOST", 8)
+    one = KnownLengths.of(rig.local["host-0"].lengths(BlockId("source", 0)))
+    every = rig.ids(*range(5000))
+    monkeypatch.setattr(
+        rig.hosts.packers["host-0"], "lengths", lambda asked: lengths_payload(dict.fromkeys(asked, one))
+    )
+    rig.hosts.held.add("lengths")
+    rig.blocks.ask(every)
+    found = list[int]()
+    reader = threading.Thread(target=lambda: found.append(len(rig.blocks.lengths(every[0]))), daemon=True)
+    reader.start()
+    while every[0] != next(iter(rig.blocks._queue._waiting)) or not rig.blocks._awaited:
+        pass
+    rig.hosts.release()
+    reader.join(10)
+    assert found == [2] and not rig.blocks.missing() and not rig.blocks._awaited
+    assert len(rig.blocks.lengths(every[1])) == 2, "it is asked for again"
 
 
 def test_hosts_divide_the_loaders_and_take_as_many_blocks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
