@@ -107,7 +107,8 @@ def running(folder: RunFolder, job: Job, caches: Path, ray: str | None = None) -
         agents = Agents(folder, job, caches, ray)
         try:
             for name, value in agents.environment.items():
-                patch.setenv(name, value)
+                if name != "XDG_CACHE_HOME":  # that of a host; the reference has a cache of its own
+                    patch.setenv(name, value)
             yield agents
         finally:
             agents.close()
