@@ -30,7 +30,7 @@ def supervise(plane: Plane) -> None:
     """Supervise a data plane until the standard input ends; then end its actors.
 
     What happens is appended to the run folder, as lines of JSON. Raises PreflightError if Ray cannot be reached,
-    BytescaleError if no actor starts on a host, SupersededError.
+    and errors of `Supervisor.turn`.
     """
     folder, space = RunFolder(Path(plane.folder)), namespace(plane.folder)
     ray = read_resolved(folder.resolved).data.ray

@@ -38,14 +38,11 @@ class Roles(Protocol):
     """Makes the objects of roles."""
 
     def warm(self) -> None:
-        """Do in advance what takes long. Raises BytescaleError."""
+        """Do in advance what takes long."""
         ...
 
     def make(self, role: str, epoch: int, caller: Caller, scratch: Path) -> Role:
-        """Make a role with its first epoch. `scratch` is a folder of this host that exists as long as its Ray.
-
-        Raises BytescaleError.
-        """
+        """Make a role with its first epoch. `scratch` is a folder of this host that exists as long as its Ray."""
         ...
 
 
@@ -60,8 +57,8 @@ class Actor:
         self._lock = threading.Lock()
         self._epoch, self._name = 0, ""
         self._role: Role | None = None
-        self._error: BytescaleError | None = None  # why it could not take its role
-        with suppress(BytescaleError):  # then a role cannot be taken either
+        self._error: Exception | None = None  # why it could not take its role
+        with suppress(Exception):  # the role that needs it will raise it again
             roles.warm()
 
     def beat(self) -> Beat:
@@ -71,12 +68,13 @@ class Actor:
     def become(self, role: str, epoch: int) -> None:
         """Take a role. If that fails, each call gets the error, so that the rank which needs the role reports it."""
         if role != self._name:
-            if self._role is not None:
-                self._role.close()
-            self._role, self._error = None, None
+            old, self._role, self._error = self._role, None, None
             try:
+                if old is not None:
+                    old.close()
                 self._role = self._roles.make(role, epoch, *self._surroundings())
-            except BytescaleError as error:
+            except Exception as error:  # of another actor, too: it would be started for nothing
+                self._note(error, f"{role} cannot be made")
                 self._error = error
         self._name, self._epoch = role, epoch
 
@@ -95,9 +93,13 @@ class Actor:
         try:
             return Answer(epoch, getattr(self._role, method)(*arguments))
         except Exception as error:
-            if not isinstance(error, BytescaleError):
-                logging.getLogger(__name__).exception("%s of %s failed", method, self._name)
+            self._note(error, f"{method} of {self._name} failed")
             return Answer(epoch, None, error)
+
+    def _note(self, error: Exception, what: str) -> None:
+        """Log an error that does not explain itself where it is reported."""
+        if not isinstance(error, BytescaleError):
+            logging.getLogger(__name__).error("%s", what, exc_info=error)
 
 
 def start_of(pid: int) -> int | None:

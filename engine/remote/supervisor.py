@@ -19,11 +19,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from engine.errors import BytescaleError
+from engine.errors import BytescaleError, PreflightError
 from engine.remote.view import PLANNER, Board, Member, Process, View, host_of, host_role
 
 _START_S = 600.0  # until the first beat of an actor, which imports our packages
-_ATTEMPTS = 3  # actors of a host that may end before their first beat
+_ATTEMPTS = 3  # actors of a host that may end before their first beat, or while they take the same role
 
 
 class Beat(NamedTuple):
@@ -110,7 +110,7 @@ class Supervisor:
     view: View = field(default_factory=View)
     _actors: dict[str, _Actor] = field(default_factory=dict)
     _vacant: dict[str, _Vacant] = field(default_factory=dict)
-    _failed: Counter[int] = field(default_factory=Counter)  # starts in a row, by host
+    _failed: Counter[int | str] = field(default_factory=Counter)  # in a row: starts by host, takings by role
     _last: float | None = None  # time of the last turn
 
     def begin(self, now: float) -> None:
@@ -124,7 +124,10 @@ class Supervisor:
             self._vacant[role] = _Vacant("restart" if role in self.view.members else "start", now)
 
     def turn(self, now: float) -> None:
-        """Look at all actors once, and act. Raises SupersededError, BytescaleError if no actor of a host can start."""
+        """Look at all actors once, and act.
+
+        Raises SupersededError, PreflightError if no actor of a host can start, or if none can take a role.
+        """
         # After a stop of this process, or of the whole machine, all beats would be late.
         if self._last is not None and now - self._last > self.deadline_s / 2:
             for actor in self._actors.values():
@@ -174,11 +177,16 @@ class Supervisor:
             self._vacant[actor.role] = _Vacant(why, actor.asked, actor)
             return
         self._kill(actor)
-        if not actor.warm and not actor.found:
-            self._failed[actor.host] += 1
-            if self._failed[actor.host] == _ATTEMPTS:
-                hint = "the logs of Ray in the run folder say why"
-                raise BytescaleError(f"no process of the data plane can be started on host {actor.host}", hint=hint)
+        if actor.role is not None:
+            self._fail(actor.role, f"each process that becomes the {actor.role} of the data plane ends: {why}")
+        elif not actor.warm and not actor.found:
+            self._fail(actor.host, f"no process of the data plane can be started on host {actor.host}: {why}")
+
+    def _fail(self, of: int | str, message: str) -> None:
+        """Count that an actor has failed before it was of use. Raises PreflightError if that happens again and again."""
+        self._failed[of] += 1
+        if self._failed[of] == _ATTEMPTS:
+            raise PreflightError(message, hint="the logs of Ray in the run folder, and of the system, may say why")
 
     def _fill(self) -> None:
         """Give vacant roles to warm actors: to those that have had them before a restart, else to standbys."""
@@ -217,6 +225,7 @@ class Supervisor:
         assert role is not None and process is not None
         actor.taking = None
         vacant = self._vacant.pop(role)
+        self._failed[role] = 0
         members = {**self.view.members, role: Member(actor.name, actor.host, process, actor.epoch)}
         self.view = replace(self.view, members=members)
         if len(members) == self.hosts + 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -19,14 +20,17 @@ from engine.remote.caller import Answer, Caller
 from engine.remote.view import Process
 
 
+ERRORS = {"broken": DataError("cannot be opened"), "full": OSError(errno.ENOSPC, "No space left on device")}
+
+
 class Counter:
     """A role that counts, and fails when it is asked to."""
 
     closed = 0
 
     def __init__(self, role: str, epoch: int, caller: Caller, scratch: Path) -> None:
-        if role == "broken":
-            raise DataError("cannot be opened")
+        if role in ERRORS:
+            raise ERRORS[role]
         self.role, self.epoch, self.count = role, epoch, 0
 
     def add(self, number: int) -> int:
@@ -41,8 +45,8 @@ class Counter:
 
 
 def broken() -> None:
-    """A run whose config cannot be read: each role reports it."""
-    raise DataError("cannot be read")
+    """A run whose config or compiled code cannot be read: each role reports it."""
+    raise OSError(errno.EIO, "cannot be read")
 
 
 @pytest.fixture
@@ -81,12 +85,12 @@ def test_errors_are_answers(actor: Actor) -> None:
     assert found.epoch == 5 and isinstance(found.error, ValueError)
 
 
-def test_a_role_that_cannot_be_taken_is_the_error_of_each_call(actor: Actor) -> None:
-    """Only the process that needs the role reports it, with the exit code of its error."""
-    actor.become("broken", 5)
+@pytest.mark.parametrize("role", [*ERRORS])
+def test_a_role_that_cannot_be_taken_is_the_error_of_each_call(actor: Actor, role: str) -> None:
+    """Only the process that needs the role reports it, with the exit code of its error, whatever it is."""
+    actor.become(role, 5)
     for _ in range(2):
-        found = actor.answer(5, "add", (1,))
-        assert found.epoch == 5 and isinstance(found.error, DataError)
+        assert actor.answer(5, "add", (1,)) == Answer(5, None, ERRORS[role])
     actor.become("counter", 6)
     assert actor.answer(6, "add", (1,)) == Answer(6, 1)
 

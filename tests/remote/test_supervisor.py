@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.errors import BytescaleError
+from engine.errors import PreflightError
 from engine.remote.supervisor import Event, SupersededError, Supervisor
 from engine.remote.view import Member, host_of
 from tests.remote.in_memory import FakeActor, MemoryBoard, MemoryFleet
@@ -249,9 +249,45 @@ def test_a_supervisor_that_was_superseded_ends(rig: Rig) -> None:
 
 def test_a_host_on_which_no_actor_starts_ends_the_run() -> None:
     rig = Rig(fleet=MemoryFleet(starts=False))
-    with pytest.raises(BytescaleError, match="host"):
+    with pytest.raises(PreflightError, match="host"):
         rig.turn(10)
     assert rig.fleet.made < 20
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_that_no_actor_survives_ends_the_run(rig: Rig, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Actors that are warm, and die while they take it. Those that answer beats meanwhile change nothing."""
+    become, made = rig.fleet.become, rig.fleet.made
+
+    def die(actor: str, taken: str, epoch: int):  # type: ignore[no-untyped-def]
+        if taken == role:
+            rig.fleet.actors[actor].state = "ended"
+        return become(actor, taken, epoch)
+
+    monkeypatch.setattr(rig.fleet, "become", die)
+    rig.actor(role).state = "ended"
+    with pytest.raises(PreflightError, match=role):
+        rig.turn(30)
+    assert rig.fleet.made < made + 6
+
+
+def test_actors_that_die_while_they_take_a_role_are_counted_until_one_has_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become, calls = rig.fleet.become, list[str]()
+
+    def die_twice(actor: str, role: str, epoch: int):  # type: ignore[no-untyped-def]
+        calls.append(actor)
+        if len(calls) % 3:
+            rig.fleet.actors[actor].state = "ended"
+        return become(actor, role, epoch)
+
+    monkeypatch.setattr(rig.fleet, "become", die_twice)
+    for _ in range(3):
+        rig.actor("host-1").state = "ended"
+        rig.turn(20)
+        rig.check()
+    assert len(calls) == 9
 
 
 def test_the_end_kills_all(rig: Rig) -> None:
