@@ -6,6 +6,7 @@
  the actor has ended, or has another epoch       waits for a view; after some time it is sent again
  a view in which the role has epoch 5            is sent to epoch 5; what epoch 3 answers now is refused
  a view without the role                         gets RoleLostError
+ the third actor has ended before it answered    gets MemoryFitError: the call is what ends them
 ```
 Only the supervisor decides that an actor is replaced. Methods are pure functions of their arguments, so a call may be
 sent any number of times.
@@ -20,12 +21,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
-from engine.errors import BytescaleError
+from engine.errors import BytescaleError, MemoryFitError
 from engine.remote.view import Board, Member, View
 from engine.selection import first_line
 
 _LOOK_S = 0.1  # between two looks at the board while an answer is awaited
 _RETRY_S = 1.0  # until an actor that did not answer, but keeps its role, is asked again
+_ATTEMPTS = 3  # actors that may end, or be stopped, before they have answered a call
 
 
 class Answer(NamedTuple):
@@ -64,7 +66,15 @@ class _Call:
         self.role, self.method, self.arguments = role, method, arguments
         self.future: Future[Any] = Future()
         self.epoch = 0  # to which it was last sent; 0: not yet
+        self.actors = set[str]()  # to which it was sent
         self.unanswered: float | None = None  # since when it is known that there is no answer of this epoch
+
+
+def _fatal(call: _Call) -> MemoryFitError:
+    """Return the error of a call that no actor survives: the next one would probably not, either."""
+    message = f"{len(call.actors)} processes of the data plane ended in a row during {call.method} of {call.role}"
+    hint = "Linux kills processes of a host that runs out of memory; its system log, or those of Ray, may have details"
+    return MemoryFitError(message, hint=hint)
 
 
 class Caller:
@@ -80,7 +90,7 @@ class Caller:
         self.refused = self.asked_again = 0
 
     def start(self, role: str, method: str, *arguments: Any) -> Future[Any]:
-        """Call a role; the future gets the result, or the error of the method, or RoleLostError.
+        """Call a role; the future gets the result, or the error of the method, RoleLostError, or MemoryFitError.
 
         While no actor has the role yet, the call waits for one.
         """
@@ -113,7 +123,8 @@ class Caller:
 
     def look(self) -> None:
         """Read the board once, and send calls whose roles have another epoch, or that had no answer for some time."""
-        newer, again, lost = self._board.newest(self._view.version), list[tuple[_Call, Member | None]](), list[_Call]()
+        newer, again = self._board.newest(self._view.version), list[tuple[_Call, Member | None]]()
+        failed = list[tuple[_Call, BytescaleError]]()
         with self._changed:
             if newer is not None and newer.version > self._view.version:
                 self._view = newer
@@ -121,15 +132,18 @@ class Caller:
                 known = self._view.members.get(call.role)
                 if known is None and self._view.version > 0:
                     self._calls.remove(call)
-                    lost.append(call)
+                    failed.append((call, _lost(call.role)))
+                elif known is not None and len(call.actors - {known.actor}) >= _ATTEMPTS:
+                    self._calls.remove(call)
+                    failed.append((call, _fatal(call)))
                 elif known is not None and (known.epoch != call.epoch or self._is_due(call)):
                     self.asked_again += call.epoch != 0
                     again.append((call, self._assign(call)))
         # Outside the lock: futures call functions of others, which may start calls.
         for call, member in again:
             self._send(call, member)
-        for call in lost:
-            call.future.set_exception(_lost(call.role))
+        for call, error in failed:
+            call.future.set_exception(error)
 
     def _is_due(self, call: _Call) -> bool:
         return call.unanswered is not None and self._clock() - call.unanswered >= _RETRY_S
@@ -138,6 +152,8 @@ class Caller:
         """Return the member that a call is now sent to. The caller holds the lock."""
         member = self._view.members.get(call.role)
         call.epoch, call.unanswered = (0 if member is None else member.epoch), None
+        if member is not None:
+            call.actors.add(member.actor)
         return member
 
     def _send(self, call: _Call, member: Member | None) -> None:

@@ -183,7 +183,7 @@ class Supervisor:
             self._fail(actor.host, f"no process of the data plane can be started on host {actor.host}: {why}")
 
     def _fail(self, of: int | str, message: str) -> None:
-        """Count that an actor has failed before it was of use. Raises PreflightError if that happens again and again."""
+        """Count an actor that has failed before it was of use. Raises PreflightError if there are several in a row."""
         self._failed[of] += 1
         if self._failed[of] == _ATTEMPTS:
             raise PreflightError(message, hint="the logs of Ray in the run folder, and of the system, may say why")

@@ -19,7 +19,6 @@ from engine.remote.actor import Actor, start_of
 from engine.remote.caller import Answer, Caller
 from engine.remote.view import Process
 
-
 ERRORS = {"broken": DataError("cannot be opened"), "full": OSError(errno.ENOSPC, "No space left on device")}
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from engine.errors import DataError
+from engine.errors import DataError, MemoryFitError
 from engine.remote.caller import Caller, RoleLostError
 from engine.remote.view import View
 from tests.remote.in_memory import MemoryBoard, MemoryWire, Sent, view_of
@@ -144,6 +144,33 @@ def test_a_role_that_is_gone_is_an_error(rig: Rig) -> None:
     for lost in (found, rig.start()):
         with pytest.raises(RoleLostError, match="host-0"):
             lost.result(0)
+
+
+def test_a_call_that_no_actor_survives_gets_an_error(rig: Rig) -> None:
+    """A block that needs more memory than the host has, for example. Another call may need many actors, too."""
+    for epoch in range(1, 4):
+        rig.publish(view_of(epoch, host_0=epoch))
+        if epoch == 1:
+            fatal = rig.start("large")
+        rig.start("small")
+        for one in rig.wire.sent[-2:]:
+            if one.arguments == ("small",):
+                one.answer(epoch)
+    assert not fatal.done()
+    rig.publish(view_of(4, host_0=4))
+    with pytest.raises(MemoryFitError, match="work of host-0"):
+        fatal.result(0)
+
+
+def test_epochs_of_one_actor_are_no_deaths(rig: Rig) -> None:
+    """Each supervisor gives new ones."""
+    rig.publish(view_of(1, host_0=1))
+    found, member = rig.start(), rig.caller._view.members["host-0"]
+    for epoch in range(2, 9):
+        rig.publish(View(epoch, epoch, {"host-0": replace(member, epoch=epoch)}))
+        assert rig.last.member.epoch == epoch
+    rig.last.answer(1)
+    assert found.result(0) == 1
 
 
 def test_the_end_of_the_caller_ends_its_calls(rig: Rig) -> None:
