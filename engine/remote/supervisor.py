@@ -141,6 +141,11 @@ class Supervisor:
                 self._member(actor, now)
         self._refill(now)
 
+    @property
+    def complete(self) -> bool:
+        """Whether each role has an actor."""
+        return not self._vacant
+
     def end(self) -> None:
         """End all actors."""
         for actor in self._actors.values():

@@ -103,7 +103,7 @@ class Agents:
 def running(folder: RunFolder, job: Job, caches: Path, ray: str | None = None) -> Iterator[Agents]:
     """Run Agents; how to connect is in the environment."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data_plane, "_MOST_SOON", 10_000)  # supervisors that a test kills
+        patch.setattr(data_plane, "_MOST_ENDS", 10_000)  # supervisors that a test kills
         agents = Agents(folder, job, caches, ray)
         try:
             for name, value in agents.environment.items():

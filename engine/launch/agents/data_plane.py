@@ -19,12 +19,14 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from engine.control.processes import StopWatch, end_with_parent, is_stopped
 from engine.control.protocol import RayNode
 from engine.errors import ExitCode, PreflightError, Problem
 from engine.files import append
+from engine.readers import parse_line
 from engine.remote import checks
 from engine.remote.checks import own_environment
 from engine.remote.node import NodeRay, environment_of, object_store, token_of
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 _AGAIN_S = 0.5  # before a supervisor that has ended is started again
 _END_S, _LOOK_S = 5.0, 0.02
-_SOON_S, _MOST_SOON = 60.0, 5  # so many ends of supervisors in this time end the run
+_MOST_ENDS = 5  # of supervisors in a row that did not find an actor for each role
 
 
 def check_ray(ray: RayNode, variables: Mapping[str, str]) -> None:
@@ -71,8 +73,10 @@ class DataPlane:
         self._node: NodeRay | None = None
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._stopped = StopWatch()
-        self._ends = list[float]()  # of supervisors
-        self._was_up = False
+        self._ends, self._ended = 0, 0.0  # of supervisors: how many in a row, and when the last
+        self._rest = b""  # of what the supervisor has said
+        self._cause: Cause | None = None  # why it has failed
+        self._was_up = self._was_complete = False
         log = folder.data_log(f"node-{ray.number}")
         if ray.address is not None:
             self.address, own = ray.address, environment_of(ray.address, address)
@@ -116,23 +120,38 @@ class DataPlane:
             self._node.end()
 
     def _look_at_supervisor(self) -> Cause | None:
-        """Start the supervisor again if it has ended, or is stopped; return the cause if that happens too often."""
+        """Start the supervisor again if it has ended, or is stopped; return why the run cannot go on, if it cannot."""
         if self._supervisor is None:
-            if self._ends and time.monotonic() - self._ends[-1] > _AGAIN_S:
+            if self._ends and time.monotonic() - self._ended > _AGAIN_S:
                 self._supervise()
             return None
-        if not _has_ended(self._supervisor.pid):
+        has_ended = _has_ended(self._supervisor.pid)
+        for message in self._heard():
+            if message:
+                self._cause = Cause.of_json(message)
+            else:
+                self._was_complete, self._ends = True, 0
+        if not has_ended:
             if self._stopped.note(is_stopped(self._supervisor.pid)):
                 self._supervisor.kill()
             return None
-        self._stopped = StopWatch()
         code = self._end_supervisor(seconds=0.0)
-        now = time.monotonic()
-        self._ends = [*(end for end in self._ends if now - end < _SOON_S), now]
-        if len(self._ends) < _MOST_SOON:
+        self._ends, self._ended = self._ends + 1, time.monotonic()
+        if self._cause is not None and not self._was_complete:
+            return self._cause
+        # Later, Ray of some host may just be starting again.
+        if self._ends < _MOST_ENDS:
             return None
-        what = f"the supervisor of the data plane has ended {_MOST_SOON} times, the last time with code {code}"
+        if self._cause is not None:
+            return replace(self._cause, code=ExitCode.HANG)
+        what = f"the supervisor of the data plane has ended {_MOST_ENDS} times, the last time with code {code}"
         return self._failed(what, f"{self._folder.data_log('supervisor')} has more", ExitCode.HANG)
+
+    def _heard(self) -> list[Mapping[str, Any]]:
+        """Return what the supervisor has said since the last call."""
+        assert self._supervisor is not None and self._supervisor.stdout is not None
+        *lines, self._rest = (self._rest + (self._supervisor.stdout.read() or b"")).split(b"\n")
+        return [*map(parse_line, lines)]
 
     def _supervise(self) -> None:
         """Start the supervisor, on the first node."""
@@ -144,13 +163,15 @@ class DataPlane:
                 bufsize=0,
                 env=self.environment,
                 stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                stdout=subprocess.PIPE,
+                stderr=log,
                 start_new_session=True,
                 # A system call. In a cluster that stays, the supervisor notices the end itself, to end its actors.
                 preexec_fn=end_with_parent if self._node is not None else None,
             )
-        assert self._supervisor.stdin is not None
+        assert self._supervisor.stdin is not None and self._supervisor.stdout is not None
+        os.set_blocking(self._supervisor.stdout.fileno(), False)
+        self._stopped, self._rest, self._cause = StopWatch(), b"", None
         plane = Plane(str(self._folder.root), self._ray.hosts)
         with suppress(BrokenPipeError):  # it has ended already
             self._supervisor.stdin.write(plane.to_json().encode() + b"\n")
@@ -158,12 +179,13 @@ class DataPlane:
     def _end_supervisor(self, seconds: float) -> int:
         """End the supervisor, and kill what is left after some seconds; return its exit code."""
         supervisor, self._supervisor = self._supervisor, None
-        assert supervisor is not None and supervisor.stdin is not None
+        assert supervisor is not None and supervisor.stdin is not None and supervisor.stdout is not None
         supervisor.stdin.close()  # it ends then
         last = time.monotonic() + seconds
         while time.monotonic() < last and not _has_ended(supervisor.pid):
             time.sleep(_LOOK_S)
         os.killpg(supervisor.pid, signal.SIGKILL)
+        supervisor.stdout.close()
         return supervisor.wait()
 
     def _failed(self, what: str, hint: str, code: ExitCode) -> Cause:

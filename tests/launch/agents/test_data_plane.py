@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import shutil
 import signal
 import socket
 import stat
@@ -22,12 +22,13 @@ import pytest
 from engine.config.load import load, resolved_yaml
 from engine.control.link import Link
 from engine.control.protocol import Ended, RayNode
-from engine.errors import ExitCode
+from engine.errors import ExitCode, Problem
 from engine.launch.agents import data_plane
 from engine.launch.agents.agent import Agent
 from engine.remote import checks
 from engine.remote.node import free_port
 from engine.remote.plane import ADDRESS, NODE_ADDRESS, START, TOKEN, TOKEN_PATH
+from engine.run.cause import Cause
 from engine.run.folder import RunFolder
 from tests.launch.agents.nodes import work
 from tests.launch.ports import listening
@@ -65,6 +66,36 @@ run_ranks(commands, folder, lambda: None, print)
 def folder(tmp_path: Path) -> RunFolder:
     (tmp_path / "logs").mkdir()
     return RunFolder(tmp_path)
+
+
+Supervise = Callable[..., data_plane.DataPlane]
+FAILED = Cause(ExitCode.PREFLIGHT, Problem("no process", hint="look"), whole=True).to_json()
+
+
+@pytest.fixture
+def supervisor(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Supervise:
+    """Starts a DataPlane whose supervisor runs this code. With a cluster that runs already there is only it."""
+    monkeypatch.setattr(data_plane, "_AGAIN_S", 0.0)
+    started = data_plane.subprocess.Popen
+
+    def start(code: str, complete: bool = False) -> data_plane.DataPlane:
+        code = f"import json, sys\ndef say(one): print(json.dumps(one), flush=True)\n{code}"
+        monkeypatch.setattr(
+            data_plane.subprocess, "Popen", lambda command, **how: started([sys.executable, "-c", code], **how)
+        )
+        plane = data_plane.DataPlane(ray_node("127.0.0.1:9"), folder, dict(os.environ), "127.0.0.1", None, b"")
+        plane._was_complete = complete
+        return plane
+
+    return start
+
+
+def end_of(plane: data_plane.DataPlane) -> Cause | None:
+    """Look after a data plane until it has failed; return why."""
+    causes = list[Cause | None]()
+    until(lambda: causes.append(plane.look()) or causes[-1], 60)
+    plane.close()
+    return causes[-1]
 
 
 def until(found: Callable[[], object], seconds: float = 240.0) -> bool:
@@ -215,26 +246,64 @@ def test_variables_of_ray_of_the_user_do_not_apply(
     assert {**given[0]} == {"PATH": "/bin"}
 
 
-def test_a_supervisor_that_always_ends_ends_the_run(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a cluster that runs already there is only the supervisor."""
-    monkeypatch.setattr(data_plane, "_AGAIN_S", 0.0)
-    monkeypatch.setattr(data_plane.sys, "executable", shutil.which("false"))
-    monkeypatch.setattr(data_plane, "_MOST_SOON", 3)
-    plane = data_plane.DataPlane(ray_node("127.0.0.1:9"), folder, dict(os.environ), "127.0.0.1", None, b"")
+def test_a_supervisor_that_always_ends_ends_the_run(
+    folder: RunFolder, supervisor: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long each one lives."""
+    now = itertools.count(step=40.0)
+    monkeypatch.setattr(data_plane, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=time.sleep))
+    plane = supervisor("sys.exit(7)")
     assert plane.environment[ADDRESS] == "127.0.0.1:9" and plane.environment[NODE_ADDRESS] == "127.0.0.1"
-    assert until(plane.look, 30)
-    plane.close()
-    assert len(plane._ends) == 3
-    assert folder.data_log("supervisor").exists()
+    cause = end_of(plane)
+    assert cause is not None and cause.whole and cause.code == ExitCode.HANG
+    assert str(folder.data_log("supervisor")) in str(cause.problem.hint) and "code 7" in cause.problem.message
+    assert plane._ends == data_plane._MOST_ENDS
 
 
-def test_a_supervisor_ends_when_its_agent_does(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gets the time to end its actors in a cluster that stays."""
-    code = "import sys; sys.stdin.read(); print('ended', flush=True)"
-    started = data_plane.subprocess.Popen
-    monkeypatch.setattr(
-        data_plane.subprocess, "Popen", lambda command, **how: started([sys.executable, "-c", code], **how)
+def test_what_a_supervisor_says_at_the_start_ends_the_run(supervisor: Supervise) -> None:
+    plane = supervisor(f"say({FAILED}); sys.exit(3)")
+    assert end_of(plane) == Cause(ExitCode.PREFLIGHT, Problem("no process", hint="look"), whole=True)
+    assert plane._ends == 1
+
+
+def test_what_a_supervisor_says_later_ends_the_run_when_it_says_it_again(supervisor: Supervise, tmp_path: Path) -> None:
+    """A restart may help then. A supervisor that found an actor for each role makes the earlier ends void."""
+    plane = supervisor(
+        f"from pathlib import Path; log = Path({str(tmp_path / 'count')!r}); log.open('a').write('x')\n"
+        f"if log.stat().st_size == 3: say({{}})\n"
+        f"else: say({FAILED})\n"
+        "sys.exit(3)",
+        complete=True,
     )
-    plane = data_plane.DataPlane(ray_node("127.0.0.1:9"), folder, dict(os.environ), "127.0.0.1", None, b"")
-    plane.close()
+    assert end_of(plane) == Cause(ExitCode.HANG, Problem("no process", hint="look"), whole=True)
+    assert (tmp_path / "count").stat().st_size == 2 + data_plane._MOST_ENDS
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_the_supervisor_says_whether_each_role_has_an_actor(
+    starts: bool, folder: RunFolder, supervisor: Supervise
+) -> None:
+    """The real one, without Ray."""
+    pytest.importorskip("ray")
+    folder.resolved.write_text(resolved_yaml(load(["recipe=quickstart", "data.runtime=ray", "run.seed=1"])))
+    plane = supervisor(
+        "from engine.remote import __main__ as main\n"
+        "from tests.remote.in_memory import MemoryBoard, MemoryFleet\n"
+        "main.connect, main.RayBoard = lambda space: None, lambda space: MemoryBoard()\n"
+        f"main.RayFleet = lambda space, roles: MemoryFleet(starts={starts})\n"
+        "sys.exit(main.main())"
+    )
+    try:
+        assert until(lambda: plane.look() or plane._was_complete, 60)
+        assert plane._was_complete == starts
+    finally:
+        plane.close()
+    if not starts:
+        assert plane._cause is not None and plane._cause.code == ExitCode.PREFLIGHT and plane._cause.whole
+        assert "host 0" in plane._cause.problem.message
+
+
+def test_a_supervisor_ends_when_its_agent_does(folder: RunFolder, supervisor: Supervise) -> None:
+    """It gets the time to end its actors in a cluster that stays."""
+    supervisor("sys.stdin.read(); print('ended', file=sys.stderr, flush=True)").close()
     assert folder.data_log("supervisor").read_text() == "ended\n"
