@@ -230,7 +230,7 @@ class Host(Packer):
         epoch: int,
         loaders: int,
     ) -> None:
-        """Each one has a folder of its own for rank files: who was replaced may still write into his.
+        """Each one has a folder of its own for rank files: a replaced actor may still write to its folder.
 
         The planner changes the number of `loaders`.
         """
@@ -250,7 +250,8 @@ class Host(Packer):
         sources = open_run(folder, job.config, make_blocks)
         super().__init__(self._blocks.local)
         self._constructor = Constructor(Reader(sources.corpora, job.config.model.vocab), self._folder, ranks, epoch)
-        self._lock, self._built = threading.Lock(), 0
+        self._lock, self._epoch = threading.Lock(), epoch
+        self._first: int | None = None  # step whose files were written
 
     def build(self, cursor: Cursor) -> tuple[Sent, RankFiles]:
         """Write the rank files of the step at a cursor; return the step."""
@@ -258,12 +259,14 @@ class Host(Packer):
         planned = received_step(sent)
         with self._lock:
             self._blocks.owners = owners
-            files = self._constructor.build_step(planned.after.step, planned.table, planned.plan)
-            self._built += 1
-            # No rank opens a file of who was here before any more: those of the validation sets are mapped already.
-            if self._built == 2:
+            step = planned.after.step
+            files = self._constructor.build_step(step, planned.table, planned.plan)
+            # When a step after the first one is requested, no rank opens files of earlier epochs any more: those of the
+            # validation sets are mapped already. The epochs of those that replace this one are higher.
+            self._first = step if self._first is None else self._first
+            if step > self._first:
                 for other in self._files.iterdir():
-                    if other != self._folder:
+                    if int(other.name.split("-")[1]) < self._epoch:
                         shutil.rmtree(other, ignore_errors=True)
         return sent, files
 
