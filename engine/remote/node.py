@@ -28,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,24 +178,31 @@ class NodeRay:
     @classmethod
     def _start(cls, settings: Settings, token: str, log: Path, variables: Mapping[str, str]) -> NodeRay:
         remove_leftovers()
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_FOLDERS))
-        settings = Settings(**{**asdict(settings), "folder": str(folder)})
-        lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        # It gets its name when it is locked: another run removes folders of this name that are not.
+        draft = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=_FOLDERS))
+        lock = os.open(draft / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with os.fdopen(os.open(folder / "token", os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as file:
-            file.write(token)
-        certificates.write(folder, settings.address, token)
-        with append(log) as errors:
-            guard = subprocess.Popen(
-                [sys.executable, "-m", "engine.remote.guard"],
-                bufsize=0,
-                env={**own_environment(variables), **safe_path(), **_variables(settings), **_storage(settings)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                pass_fds=[lock],
-                start_new_session=True,  # Ctrl-C is for the launcher
-            )
+        folder = draft.rename(draft.with_name(draft.name.removeprefix(".")))
+        settings = replace(settings, folder=str(folder))
+        try:
+            with os.fdopen(os.open(folder / "token", os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as file:
+                file.write(token)
+            certificates.write(folder, settings.address, token)
+            with append(log) as errors:
+                guard = subprocess.Popen(
+                    [sys.executable, "-m", "engine.remote.guard"],
+                    bufsize=0,
+                    env={**own_environment(variables), **safe_path(), **_variables(settings), **_storage(settings)},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    pass_fds=[lock],
+                    start_new_session=True,  # Ctrl-C is for the launcher
+                )
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+            raise
         assert guard.stdin is not None
         with suppress(BrokenPipeError):  # it has been killed already
             guard.stdin.write(settings.to_json().encode() + b"\n")

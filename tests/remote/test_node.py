@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -179,6 +180,42 @@ def test_folders_whose_processes_were_all_killed_are_removed(monkeypatch: pytest
     os.close(left._lock)
     remove_leftovers()
     assert not folder.exists() and (tmp_path / "bytescale-ray-other").is_symlink()
+
+
+def test_a_folder_is_not_taken_for_a_leftover_before_it_is_locked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another run starts on this host at the same time."""
+    monkeypatch.setattr(node, "_FOLDERS", tmp_path)
+    monkeypatch.setattr(node.subprocess, "Popen", FakeGuard)
+    flock = node.fcntl.flock
+
+    def other_first(lock: int, how: int) -> None:
+        monkeypatch.setattr(node.fcntl, "flock", flock)
+        remove_leftovers()
+        flock(lock, how)
+
+    monkeypatch.setattr(node.fcntl, "flock", other_first)
+    made = NodeRay.start_head("127.0.0.1", 0, MEMORY, TOKEN, tmp_path / "log")
+    remove_leftovers()
+    assert (Path(made._settings.folder) / "token").read_text() == TOKEN
+    assert [*tmp_path.glob("*bytescale-ray-*")] == [Path(made._settings.folder)]
+    os.close(made._lock)
+
+
+@pytest.mark.parametrize("what", ["certificates", "guard"])
+def test_nothing_is_left_of_a_start_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str) -> None:
+    """Neither the token nor the lock."""
+    monkeypatch.setattr(node, "_FOLDERS", tmp_path)
+    descriptors = {*os.listdir("/proc/self/fd")}  # noqa: PTH208
+
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(*((node.certificates, "write") if what == "certificates" else (node.subprocess, "Popen")), fail)
+    with pytest.raises(OSError, match="No space"):
+        NodeRay.start_head("127.0.0.1", 0, MEMORY, TOKEN, tmp_path / "log")
+    assert not [*tmp_path.glob("*bytescale-ray-*")] and {*os.listdir("/proc/self/fd")} == descriptors  # noqa: PTH208
 
 
 class FakeGuard:
