@@ -5,6 +5,7 @@
  become   take a role, or another epoch of it
  kill     SIGKILL to a process of this host: the actor that this one replaces
  answer   a call of an epoch; of any other it is refused
+ clean    remove the files of the run on this host, at its end
 ```
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -83,6 +85,12 @@ class Actor:
         if start_of(process.pid) == process.started:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
+
+    def clean(self) -> None:
+        """Remove the files that the actors of this run have written on this host. No other one may be at work."""
+        if self._role is not None:
+            self._role.close()
+        shutil.rmtree(self._surroundings()[1], ignore_errors=True)
 
     def answer(self, epoch: int, method: str, arguments: tuple[Any, ...]) -> Answer:
         """Call a method of the role."""

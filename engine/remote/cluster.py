@@ -97,9 +97,9 @@ def open_caller(namespace: str) -> Caller:
 
 
 def _surroundings(namespace: str) -> tuple[Caller, Path]:
-    """Return the caller of an actor, and the folder of this host for its files. The agent removes it at the end.
+    """Return the caller of an actor, and the folder of this host for its files.
 
-    In a cluster that stays, Ray does.
+    At the end an actor removes it, if the agent does not remove all of Ray.
     """
     files = Path(os.environ.get(FILES) or _session())
     for other in files.glob("bytescale-*"):
@@ -227,6 +227,9 @@ class RayFleet:
 
     def become(self, actor: str, role: str, epoch: int) -> Future[None]:
         return self._ask(actor, "become", "control", role, epoch)
+
+    def clean(self, actor: str) -> Future[None]:
+        return self._ask(actor, "clean", "control")
 
     def kill(self, actor: str, process: Process | None, helper: str | None) -> None:
         if process is not None and helper is not None:

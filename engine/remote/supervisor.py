@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -23,6 +23,7 @@ from engine.errors import BytescaleError, PreflightError
 from engine.remote.view import PLANNER, Board, Member, Process, View, host_of, host_role
 
 _START_S = 600.0  # until the first beat of an actor, which imports our packages
+_CLEAN_S = 3.0  # for actors to remove files; the agent waits longer for the supervisor
 _ATTEMPTS = 3  # actors of a host that may end before their first beat, or while they take the same role
 
 
@@ -50,6 +51,10 @@ class Fleet(Protocol):
 
     def become(self, actor: str, role: str, epoch: int) -> Future[None]:
         """Give an actor a role, or another epoch of the role that it has."""
+        ...
+
+    def clean(self, actor: str) -> Future[None]:
+        """Let an actor remove the files of the run on its host."""
         ...
 
     def kill(self, actor: str, process: Process | None, helper: str | None) -> None:
@@ -147,8 +152,14 @@ class Supervisor:
         return not self._vacant
 
     def end(self) -> None:
-        """End all actors."""
+        """End all actors. The last one of each host, which may write files, removes those of the run."""
+        able = [actor for actor in self._actors.values() if actor.warm]
+        last = {actor.host: actor for actor in sorted(able, key=lambda one: one.role == host_role(one.host))}
         for actor in self._actors.values():
+            if actor is not last.get(actor.host):
+                self.fleet.kill(actor.name, actor.process, None)
+        wait([self.fleet.clean(actor.name) for actor in last.values()], _CLEAN_S)
+        for actor in last.values():
             self.fleet.kill(actor.name, actor.process, None)
 
     def _add(self, name: str, host: int, now: float) -> _Actor:

@@ -84,6 +84,7 @@ class MemoryFleet:
 
     actors: dict[str, FakeActor] = field(default_factory=dict)
     killed: list[tuple[str, str | None]] = field(default_factory=list)  # and through which actor
+    cleaned: list[str] = field(default_factory=list)
     starts: bool = True  # otherwise actors end before their first beat
     made: int = 0
 
@@ -107,6 +108,9 @@ class MemoryFleet:
             one.role, one.epoch = role, epoch
 
         return self._ask(one, take)
+
+    def clean(self, actor: str) -> Future[None]:
+        return self._ask(self.actors[actor], lambda: self.cleaned.append(actor))
 
     def kill(self, actor: str, process: Process | None, helper: str | None) -> None:
         self.killed.append((actor, helper))

@@ -94,6 +94,16 @@ def test_a_role_that_cannot_be_taken_is_the_error_of_each_call(actor: Actor, rol
     assert actor.answer(6, "add", (1,)) == Answer(6, 1)
 
 
+def test_files_of_the_run_on_a_host_are_removed_by_any_of_its_actors(actor: Actor, tmp_path: Path) -> None:
+    actor._surroundings = lambda: (cast(Caller, None), tmp_path / "run")
+    for role in ("", "counter"):
+        (tmp_path / "run" / "host-0" / "epoch-5").mkdir(parents=True)
+        if role:
+            actor.become(role, 5)
+        actor.clean()
+        assert not [*tmp_path.iterdir()] and Counter.closed == len(role[:1])
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_process_is_killed_only_if_it_is_the_same(actor: Actor, stopped: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:

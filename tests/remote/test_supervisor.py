@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import pytest
 
 from engine.errors import PreflightError
+from engine.remote import supervisor
 from engine.remote.supervisor import Event, SupersededError, Supervisor
 from engine.remote.view import Member, host_of
 from tests.remote.in_memory import FakeActor, MemoryBoard, MemoryFleet
@@ -290,9 +292,29 @@ def test_actors_that_die_while_they_take_a_role_are_counted_until_one_has_it(
     assert len(calls) == 9
 
 
-def test_the_end_kills_all(rig: Rig) -> None:
+def test_the_end_kills_all_when_one_of_each_host_has_removed_its_files(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that write them, when all others have ended."""
+    clean, ended = rig.fleet.clean, list[int]()
+
+    def note(actor: str) -> Future[None]:
+        ended.append(len(rig.fleet.killed))
+        return clean(actor)
+
+    monkeypatch.setattr(rig.fleet, "clean", note)
     rig.supervisor.end()
     assert {one.state for one in rig.fleet.actors.values()} == {"ended"}
+    assert sorted(rig.fleet.cleaned) == sorted(rig.members[f"host-{host}"].actor for host in (0, 1))
+    assert ended == [len(rig.fleet.actors) - 2] * 2
+
+
+def test_the_end_does_not_wait_for_an_actor_that_is_stopped(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_CLEAN_S", 0.1)
+    rig.actor("host-1").state = "stopped"
+    rig.supervisor.end()
+    assert {one.state for one in rig.fleet.actors.values()} == {"ended"}
+    assert rig.fleet.cleaned == [rig.members["host-0"].actor]
 
 
 @pytest.mark.parametrize("seed", range(20))
