@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 
 from engine.data.blocks.blocks import BlockId, Lengths, Range, Slice
@@ -22,6 +23,7 @@ from engine.data.blocks.peers import Hosts, Peer, PeerServer
 from engine.data.blocks.texts import Texts
 
 _TOGETHER = 256  # blocks whose lengths are asked for at once
+_AT_ONCE = 64  # hosts that are asked for tokens at once
 
 
 class PeerBlocks:
@@ -36,10 +38,11 @@ class PeerBlocks:
         Raises OSError.
         """
         self._texts, self._local, self._own, self._placed = texts, local, hosts.identity, placed
-        self._peers = {one: Peer(place, hosts.secret, self._pack_ahead) for one, place in hosts.others.items()}
+        self._peers = {one: Peer(place, hosts.secret) for one, place in hosts.others.items()}
         self._owners = dict[BlockId, str]()
         self._known = LengthsCache()  # of blocks of other hosts
         self._asked: Sequence[BlockId] = ()
+        self._late = set[Peer]()  # hosts whose blocks this one packs ahead
         self._closed = False
         self._server = PeerServer(local, hosts)
 
@@ -65,13 +68,13 @@ class PeerBlocks:
     def lengths(self, block: BlockId) -> Lengths:
         if (found := self._known.get(block)) is not None:
             return found
-        peer = self._peer(block)
-        if peer is None or self._local.is_packed(block):
+        if (peer := self._elsewhere(block)) is None:
             return self._local.lengths(block)
         others = [one for one in self._asked if one != block and one not in self._known and self._peer(one) is peer]
         answered = peer.lengths([block, *others[: _TOGETHER - 1]])
         for one, lengths in answered.items():
             self._known.add(one, lengths)
+        self._look_at([peer])
         return answered[block] if block in answered else self._local.lengths(block)
 
     def slices(self, wanted: Sequence[Range]) -> list[Slice]:
@@ -81,13 +84,14 @@ class PeerBlocks:
             peer = peers[BlockId(one.source, one.block)]
             (here if peer is None else numbers_at[peer]).append(number)
         found = dict[int, Slice]()
-        for peer, numbers in numbers_at.items():
-            answered = peer.slices([wanted[number] for number in numbers])
-            for number, slice_ in zip(numbers, answered, strict=True):
-                if slice_ is None:
-                    here.append(number)
-                else:
-                    found[number] = slice_
+        if numbers_at:
+            with ThreadPoolExecutor(min(_AT_ONCE, len(numbers_at))) as pool:
+                asked = [[wanted[number] for number in numbers] for numbers in numbers_at.values()]
+                answers = pool.map(Peer.slices, numbers_at, asked)
+                for numbers, answered in zip(numbers_at.values(), answers, strict=True):
+                    found |= {number: one for number, one in zip(numbers, answered, strict=True) if one is not None}
+                    here += [number for number, one in zip(numbers, answered, strict=True) if one is None]
+            self._look_at(numbers_at)
         found |= zip(here, self._local.slices([wanted[number] for number in here]), strict=True)
         return [found[number] for number in range(len(wanted))]
 
@@ -108,11 +112,17 @@ class PeerBlocks:
         return self._peers.get(self.owner(block))
 
     def _elsewhere(self, block: BlockId) -> Peer | None:
-        """Return the host to read a block from; None if this one has it."""
+        """Return the host to read a block from; None if this one has it, or the host is late."""
         peer = self._peer(block)
-        return None if peer is None or self._local.is_packed(block) else peer
+        return None if peer is None or peer.is_late or self._local.is_packed(block) else peer
+
+    def _look_at(self, peers: Iterable[Peer]) -> None:
+        """Pack ahead the blocks of those of the hosts that have become late."""
+        if any(peer.is_late and peer not in self._late for peer in peers):
+            self._pack_ahead()
 
     def _pack_ahead(self) -> None:
         """Let the loaders of this host pack what it owns of what was asked for, and what hosts own that are late."""
+        self._late = {peer for peer in self._peers.values() if peer.is_late}
         peers = ((block, self._peer(block)) for block in self._asked)
-        self._local.ask(block for block, peer in peers if peer is None or peer.is_late)
+        self._local.ask(block for block, peer in peers if peer is None or peer in self._late)

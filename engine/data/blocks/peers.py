@@ -7,8 +7,8 @@
  Peer.slices([...])           -- "S", ranges ------------->
                               <- coming, their tokens -----
 ```
-Answers have what is packed (`served.py`), and whether more is coming. The connection of a Peer is made when it is first
-needed.
+Answers have what is packed (`served.py`), and whether more is coming. A thread connects to each Peer, again and again
+while it is late: only the first connection, and one answer, are ever waited for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -40,8 +40,9 @@ from engine.readers import parse_line
 _WAIT_S = 1.0  # that an answer waits for a block which is being packed
 _SILENT_S = 10.0  # without an answer, after which a host is late
 _LATE_S = 60.0  # for a block to be packed by its owner
-_FIRST_S, _AGAIN_S = 30.0, 5.0  # to connect to a host: its process starts at the same time; it may just be replaced
-_PAUSE_S = 10.0  # until a host that was late is asked again
+_FIRST_S = 30.0  # for the first connection to a host: its process starts at the same time
+_CONNECT_S = 5.0  # for each further one
+_PAUSE_S, _LONGEST_S = 10.0, 600.0  # before a host that was late is asked again; doubled until it answers
 _RETRY_S = 0.1
 _LENGTHS, _SLICES = b"L", b"S"  # the first byte of a question
 _DONE, _COMING = b"\0", b"\1"  # the first byte of an answer
@@ -100,17 +101,20 @@ class PeerServer:
 class Peer:
     """Another host, which owns blocks. It may be asked in any thread; one question is answered at a time."""
 
-    def __init__(self, address: tuple[str, int], secret: bytes, changed: Callable[[], None]) -> None:
-        """`changed` is called when the host begins to be late."""
-        self._address, self._secret, self._changed = address, secret, changed
+    def __init__(self, address: tuple[str, int], secret: bytes) -> None:
+        """Begin to connect."""
+        self._address, self._secret = address, secret
         self._connection: Connection | None = None
-        self._lock = threading.Lock()
-        self._met, self._late_until = False, 0.0
+        self._met = False  # whether the host has been connected, or late, so that none waits for its first connection
+        self._pause_s = 0.0  # before the next attempt to connect
+        self._closed = threading.Event()
+        self._state = threading.Condition()  # of the above; held while a question is answered
+        self._begin()
 
     @property
     def is_late(self) -> bool:
-        """Whether the host is not asked for a while, because it has not answered."""
-        return time.monotonic() < self._late_until
+        """Whether the host is not asked: it has not answered, and is not connected again yet."""
+        return self._met and self._connection is None
 
     def lengths(self, wanted: Sequence[BlockId]) -> dict[BlockId, KnownLengths]:
         """Return the lengths of blocks: of the first one, unless the host is late, and of others that are packed."""
@@ -141,48 +145,68 @@ class Peer:
 
     def close(self) -> None:
         """Close the connection."""
-        with self._lock:
+        self._closed.set()
+        with self._state:
             self._disconnect()
 
     def _ask(self, question: bytes) -> bytes | None:
         """Return the answer to a question; None if the host is late: it does not answer, or cannot be reached."""
-        with self._lock:
-            if self.is_late:
+        with self._state:
+            self._state.wait_for(lambda: self._met)
+            if self._connection is None:
                 return None
             try:
-                if self._connection is None:
-                    self._connect()
-                assert self._connection is not None
                 self._connection.send_bytes(question)
-                return self._connection.recv_bytes()
+                answer = self._connection.recv_bytes()
             except (OSError, EOFError) as error:
-                self._disconnect()
-                self._late_until = time.monotonic() + _PAUSE_S
-                why = error.strerror if isinstance(error, OSError) else "it has ended"
-                if isinstance(error, BlockingIOError):  # of a socket with a limit
-                    why = f"for {_SILENT_S:g} s"
-                place = "{}:{}".format(*self._address)
-                message = "the process of %s that shares blocks does not answer (%s); they are packed here meanwhile"
-                logging.getLogger(__name__).warning(message, place, why or error)
-        self._changed()
-        return None
+                self._lose(error)
+                self._begin()
+                return None
+            self._pause_s = 0.0
+            return answer
+
+    def _begin(self) -> None:
+        threading.Thread(target=self._connect, name="peer", daemon=True).start()
 
     def _connect(self) -> None:
-        last = time.monotonic() + (_AGAIN_S if self._met else _FIRST_S)
-        while True:
+        """Connect to the host, however long it takes. Runs in a separate thread."""
+        last = time.monotonic() + _FIRST_S
+        while not self._closed.wait(self._pause_s):
+            limit_s = _CONNECT_S if self._met else max(_RETRY_S, last - time.monotonic())
             try:
-                descriptor = connected(*self._address, self._secret, max(_RETRY_S, last - time.monotonic()))
-                break
-            except OSError:
-                if time.monotonic() > last:
-                    raise
-                time.sleep(_RETRY_S)
-        self._met, self._connection = True, Connection(descriptor)
-        with socket.socket(fileno=socket.dup(descriptor)) as found:
-            found.settimeout(None)
-            limit = struct.pack("ll", int(_SILENT_S), 0)
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                found.setsockopt(socket.SOL_SOCKET, option, limit)
+                descriptor = connected(*self._address, self._secret, limit_s)
+            except OSError as error:
+                if self._met or time.monotonic() > last:
+                    self._lose(error)
+                else:
+                    self._pause_s = _RETRY_S
+                continue
+            with socket.socket(fileno=socket.dup(descriptor)) as found:
+                found.settimeout(None)
+                limit = struct.pack("ll", int(_SILENT_S), 0)
+                for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                    found.setsockopt(socket.SOL_SOCKET, option, limit)
+            with self._state:
+                self._connection, self._met = Connection(descriptor), True
+                self._state.notify_all()
+                if self._closed.is_set():
+                    self._disconnect()
+            return
+
+    def _lose(self, error: OSError | EOFError) -> None:
+        """Ask the host no more until it is connected again, after a pause. It doubles until the host answers."""
+        with self._state:
+            was_late = self.is_late
+            self._disconnect()
+            self._met, self._pause_s = True, min(_LONGEST_S, max(_PAUSE_S, 2 * self._pause_s))
+            self._state.notify_all()
+        if not was_late:
+            why = error.strerror if isinstance(error, OSError) else "it has ended"
+            if isinstance(error, BlockingIOError):  # of a socket with a limit
+                why = f"for {_SILENT_S:g} s"
+            place = "{}:{}".format(*self._address)
+            message = "the process of %s that shares blocks does not answer (%s); they are packed here meanwhile"
+            logging.getLogger(__name__).warning(message, place, why or error)
 
     def _disconnect(self) -> None:
         if self._connection is not None:

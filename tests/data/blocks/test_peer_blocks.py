@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.config import schema
-from engine.control.sockets import reserved
+from engine.control.sockets import connected, reserved
 from engine.data.blocks import peers
-from engine.data.blocks.blocks import BlockId, Range
+from engine.data.blocks.blocks import BlockId, Range, Slice
 from engine.data.blocks.local_blocks import LocalBlocks
 from engine.data.blocks.peer_blocks import PeerBlocks
-from engine.data.blocks.peers import Hosts
+from engine.data.blocks.peers import Hosts, Peer, PeerServer
 from engine.data.blocks.texts import Texts
 from engine.data.sources import jsonl
 from engine.data.sources.formats import FORMATS
 from engine.errors import DataError
 from tests.data.blocks.hosts import SECRET, several
+from tests.data.blocks.loading import wait_until
 from tests.refusals import refused
 
 
@@ -88,16 +93,20 @@ def test_blocks_that_the_launcher_has_packed_belong_to_the_host_with_its_cache(t
     assert len({*owners.values()}) == 3
 
 
+def ended(*_: Any) -> bytes:
+    raise EOFError
+
+
 def test_blocks_of_a_host_that_is_gone_are_packed_by_whoever_needs_them(
     texts: dict[str, Texts], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is asked once in a while, and asked again when it is back."""
-    monkeypatch.setattr(peers, "_FIRST_S", 0.3)
+    """There is one message."""
     monkeypatch.setattr(peers, "_PAUSE_S", 1e9)
     wanted = all_of(texts)
     with several(texts, 2) as hosts:
         expected = read_all(hosts.blocks[1], wanted)
         PeerBlocks.close(hosts.blocks[1])
+        monkeypatch.setattr(PeerServer, "_answer", ended)
         assert read_all(hosts.blocks[0], wanted) == expected
         assert len(hosts.packed(0)) == len(wanted)
     assert len(caplog.records) == 1
@@ -141,6 +150,80 @@ def test_a_file_that_is_gone_is_an_error_with_the_host_and_the_source_and_server
         (tmp_path / "gone").rename(tmp_path / "a.jsonl")
         assert read_all(hosts.blocks[0], wanted) == read_all(hosts.blocks[1], wanted)
         assert not any(peer.is_late for blocks in hosts.blocks for peer in blocks._peers.values())
+
+
+class Network:
+    """What stands between hosts. A host is reached only while `open`; until `hangs` is set, no attempt returns."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open, self.hangs = False, threading.Event()
+        self.hangs.set()
+        self.times = list[float]()
+        monkeypatch.setattr(peers, "connected", self.connected)
+
+    def connected(self, *arguments: Any) -> int:
+        self.times.append(time.monotonic())
+        self.hangs.wait(20)
+        if self.open:
+            return connected(*arguments)
+        raise TimeoutError("timed out")
+
+
+def test_a_host_that_is_not_reached_is_waited_for_once(
+    texts: dict[str, Texts], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Several hosts together: further attempts to reach them, however long each takes, delay no step."""
+    monkeypatch.setattr(peers, "_FIRST_S", 0.3)
+    monkeypatch.setattr(peers, "_PAUSE_S", 0.01)
+    network, wanted = Network(monkeypatch), all_of(texts)
+    with several(texts, 4) as hosts:
+        blocks = hosts.blocks[0]
+        assert sum(len(blocks.lengths(block)) for block in wanted) == 96
+        wait_until(lambda: len(caplog.records) == 12)  # each host is late for each other one
+        network.hangs.clear()
+        began = time.monotonic()
+        assert len(read_all(blocks, wanted)) == 96
+        assert time.monotonic() - began < 10
+        network.hangs.set()
+    assert len(caplog.records) == 12
+
+
+def test_attempts_to_reach_a_host_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "_FIRST_S", 0.0)
+    monkeypatch.setattr(peers, "_PAUSE_S", 0.02)
+    monkeypatch.setattr(peers, "_LONGEST_S", 0.1)
+    network = Network(monkeypatch)
+    with closing(Peer(("127.0.0.1", 1), SECRET)):
+        wait_until(lambda: len(network.times) >= 8)
+    pauses = [later - earlier for earlier, later in pairwise(network.times)]
+    assert all(pause >= least for pause, least in zip(pauses, [0.02, 0.04, 0.08, 0.1, 0.1, 0.1], strict=False))
+
+
+def test_a_host_that_is_back_is_asked_again(texts: dict[str, Texts], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "_FIRST_S", 0.0)
+    monkeypatch.setattr(peers, "_PAUSE_S", 0.01)
+    network, wanted = Network(monkeypatch), all_of(texts)
+    with several(texts, 2) as hosts:
+        (peer,) = hosts.blocks[0]._peers.values()
+        wait_until(lambda: peer.is_late)
+        expected = read_all(hosts.blocks[1], wanted)
+        network.open = True
+        wait_until(lambda: not peer.is_late)
+        assert read_all(hosts.blocks[0], wanted) == expected
+        assert 0 < len(hosts.packed(0)) < 24
+
+
+def test_hosts_are_asked_for_tokens_at_once(texts: dict[str, Texts], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, slices = threading.Barrier(2), Peer.slices
+
+    def together(peer: Peer, wanted: list[Range]) -> list[Slice | None]:
+        asked.wait(20)
+        return slices(peer, wanted)
+
+    with several(texts, 3) as hosts:
+        expected = [read_all(blocks, all_of(texts)) for blocks in hosts.blocks[1:]]
+        monkeypatch.setattr(Peer, "slices", together)
+        assert [read_all(hosts.blocks[0], all_of(texts))] * 2 == expected
 
 
 def test_the_secret_is_not_shown(texts: dict[str, Texts]) -> None:
