@@ -16,8 +16,8 @@ import errno
 import os
 import re
 import secrets
-import socket
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
@@ -26,12 +26,12 @@ from typing import NamedTuple
 
 from engine import files
 from engine.config import schema
-from engine.folders import drafting, entered, inside, names, opened, random_name, remove_drafts
+from engine.folders import drafting, entered, inside, names, opened, remove_drafts
 
 ENDINGS = (".idx", ".bin", ".mask", ".hash", ".json")  # of the files of a block; .mask is seldom there
 RANKS = "ranks"  # the draft with the rank files of a run
 IDENTITY = ".identity"  # the file with that of the folder
-_TRIES = 10  # to read or write it, while other hosts do
+_TRIES, _PAUSE_S = 50, 0.1  # to read or write it, while other hosts do
 _PART = re.compile(
     rf"([0-9a-f]{{32}})(?:{'|'.join(map(re.escape, (*ENDINGS, '.lock')))})|\.writing-([0-9a-f]{{32}})\.\w+"
 )
@@ -48,31 +48,33 @@ def cache_folder(data: schema.Data) -> Path:
 def identity_of(cache: Path) -> str:
     """Return the identity of a cache folder, 32 hexadecimal digits: hosts with the same one share the folder.
 
-    It is written when it is first asked for. Where that is not possible, each host has another identity. Raises OSError
-    if the folder cannot be created or read.
+    It is written when it is first asked for. Where that is not allowed, hosts with the same path have the same one:
+    caches in which nothing can be written serve a run only if all blocks are packed, and then need no other host.
+    Raises OSError if the folder cannot be created or read.
     """
     with opened(cache, make=True) as folder:
         path = inside(folder) / IDENTITY
-        for _ in range(_TRIES):
-            with suppress(FileNotFoundError):
-                found = path.read_text(encoding="ascii", errors="replace")
-                if re.fullmatch("[0-9a-f]{32}", found):
-                    return found
-                path.unlink()  # damaged
-            draft = inside(folder) / f"{IDENTITY}.{random_name()}"
+        for left in reversed(range(_TRIES)):
             try:
-                draft.write_text(secrets.token_hex(16), encoding="ascii")
-                _share_file(draft, _mode(folder))
-                with suppress(FileExistsError):  # that of another host
-                    os.link(draft, path)
+                with suppress(FileNotFoundError):
+                    found = path.read_text(encoding="ascii", errors="replace")
+                    if re.fullmatch("[0-9a-f]{32}", found):
+                        return found
+                    if left > 1:  # another host may be writing it
+                        time.sleep(_PAUSE_S)
+                        continue
+                    path.unlink()  # damaged
+                handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            except FileExistsError:  # that of another host
+                continue
             except OSError as error:
-                if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EOPNOTSUPP):
+                if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                     raise
                 break
-            finally:
-                with suppress(OSError):
-                    draft.unlink(missing_ok=True)
-    return blake2b(f"{socket.gethostname()}, {cache}".encode(), digest_size=16).hexdigest()
+            with os.fdopen(handle, "w", encoding="ascii") as file:
+                _share(handle, _mode(folder))
+                file.write(secrets.token_hex(16))
+    return blake2b(str(cache).encode(), digest_size=16).hexdigest()
 
 
 @contextmanager
@@ -143,12 +145,6 @@ def _mode(folder: int) -> int:
     """The permissions of files in an open folder. In one such as /tmp, users change only their own files."""
     mode = os.fstat(folder).st_mode
     return stat.S_IMODE(mode) & (0o644 if mode & stat.S_ISVTX else 0o666)
-
-
-def _share_file(path: Path, mode: int) -> None:
-    """Give permissions to a file that this process has made."""
-    with suppress(PermissionError):
-        path.chmod(mode)
 
 
 def _share(handle: int, mode: int) -> None:

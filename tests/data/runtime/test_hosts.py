@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -186,7 +190,42 @@ def test_rank_files_of_a_run_that_was_killed_are_removed_by_the_next(tmp_path: P
     assert not alive.exists()
 
 
-def test_an_identity_is_written_once_and_a_damaged_one_again(tmp_path: Path) -> None:
+@contextmanager
+def readable() -> Iterator[Path]:
+    """A cache of another user. Folders of pytest are not for others."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        cache, user = Path(folder) / "cache", os.geteuid()
+        cache.mkdir()
+        cache.chmod(0o555)
+        try:
+            if user == 0:
+                os.seteuid(65534)
+            yield cache
+        finally:
+            os.seteuid(user)
+
+
+def test_hosts_that_can_only_read_a_cache_do_not_meet(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In such a cache all must be packed, and rank files could not be written."""
+    names = iter(range(100))
+    monkeypatch.setattr(socket, "gethostname", lambda: f"host-{next(names)}")
+    agents = Agents(2)
+    with readable() as cache, ThreadPoolExecutor(2) as pool:
+        job = Job(with_cache(config, cache))
+        made = [pool.submit(Meeting, job, HostControl(2 * node, agents), True) for node in range(2)]
+        found = [one.result() for one in made]
+    assert not any(one.separate or one.others for one in found) and len({*agents.digests}) == 1
+
+
+def no_links(*_: object) -> None:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+def test_an_identity_is_written_once_and_a_damaged_one_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there are no hard links."""
+    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr("engine.data.cache._PAUSE_S", 0.001)
     with ThreadPoolExecutor(8) as pool:
         (first,) = {*pool.map(lambda _: identity_of(tmp_path / "cache"), range(40))}
     assert identity_of(tmp_path / "cache") == first != identity_of(tmp_path / "other")
