@@ -48,7 +48,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -290,15 +290,15 @@ class Agent:
         threads = max((os.cpu_count() or 1) // len(work.ranks), 1)
         environment["OMP_NUM_THREADS"] = environment.get("OMP_NUM_THREADS") or str(threads)
         try:
+            # First, because it may fail, and then the agent must not be in the tree.
+            address = listening_address(environment, work.peer) if tree else _LOOPBACK
             if work.ray is not None and problem is None:
                 check_ray(work.ray, environment)
                 secret = self._secret_of(tree) if tree else b""
-                address = listening_address(environment, work.peer) if tree else _LOOPBACK
                 head = tree.ray if tree else None
                 self._plane = DataPlane(work.ray, folder, environment, address, head, secret)
                 environment = self._plane.environment
-            self._branch = self._join(work, tree, environment)
-            meeting = None if tree is None else self._meeting(work, tree, environment)
+            self._branch = self._join(work, tree, address)
             if problem is not None:
                 self._branch.close()
                 self._branch = None
@@ -328,27 +328,26 @@ class Agent:
                 except OSError as error:
                     self._tell_not_started(number, _not_started(number, error))
                     continue
-                if local == 0 and meeting is not None:
+                if local == 0 and tree is not None:  # it may meet the first ranks of other nodes
+                    secret = derived(self._secret_of(tree), "blocks")
                     with suppress(OSError):  # it has ended
-                        rank.link.send(meeting)
+                        rank.link.send(protocol.Meet(address, secret.hex()))
                 self._ranks[number] = rank
                 self._selector.register(rank.link, selectors.EVENT_READ, rank)
 
-    def _join(self, work: Work, tree: Tree | None, environment: Mapping[str, str]) -> Branch:
-        """Take this node's place in the tree of agents, and tell the launcher where its children connect.
+    def _join(self, work: Work, tree: Tree | None, address: str) -> Branch:
+        """Take this node's place in the tree of agents, and tell the launcher at which address its children connect.
 
-        Raises OSError if the parent does not answer, PreflightError if the environment names no usable interface.
+        Raises OSError if the parent does not answer.
         """
         if tree is None:  # the only node
             return Branch(len(work.ranks))
         parent, listener, secret = None, None, self._secret_of(tree)
         with ExitStack() as unused:
             if tree.parent is not None:
-                address, port = tree.parent
-                parent = connect(address, port, secret, _CONNECT_S)
+                parent = connect(*tree.parent, secret, _CONNECT_S)
                 unused.callback(parent.close)
             if tree.children:
-                address = listening_address(environment, work.peer)
                 listener = Listener(address, secret)
                 unused.callback(listener.close)
                 head = self._plane.address if self._plane else None
@@ -371,14 +370,6 @@ class Agent:
             self._forget(rank)
             self._launcher.send(protocol.Ended(number, int(cause.code), cause, 0.0, said=""))
         self._ranks.clear()
-
-    def _meeting(self, work: Work, tree: Tree, environment: Mapping[str, str]) -> protocol.Meet:
-        """Return how the first rank of this node may meet those of others, with a secret of their own.
-
-        Raises PreflightError if the environment names no usable interface.
-        """
-        secret = derived(self._secret_of(tree), "blocks")
-        return protocol.Meet(listening_address(environment, work.peer), secret.hex())
 
     def _tell_not_started(self, rank: int, cause: Cause, age_s: float = 0.0) -> None:
         self._launcher.send(protocol.Ended(rank, _NOT_STARTED, cause, age_s, said=""))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import select
 import signal
 import socket
 import stat
@@ -22,6 +21,7 @@ import pytest
 
 from engine.control.link import SILENCE_S, Link
 from engine.control.protocol import (
+    Again,
     Asked,
     Beat,
     Beats,
@@ -197,20 +197,20 @@ def test_an_agent_that_cannot_reach_its_parent_is_a_cause(folder: RunFolder, lau
     assert ranks_of(launcher, 0) == []
 
 
-def test_an_interface_that_the_host_does_not_have_is_a_cause(folder: RunFolder, launcher: Launcher) -> None:
-    """Also, the agent keeps no connection to its parent."""
+@pytest.mark.parametrize("children", [0, 1])
+def test_an_interface_that_the_host_does_not_have_is_a_cause(
+    folder: RunFolder, launcher: Launcher, children: int
+) -> None:
+    """The agent has not joined its parent, and is ready for the next start."""
     secret = bytes(32)
     with Listener("127.0.0.1", secret) as parent:
-        tree = Tree(("127.0.0.1", parent.port), 1, secret.hex())
+        tree = Tree(("127.0.0.1", parent.port), children, secret.hex())
         launcher.link.send(start(folder, SLEEPS, tree=tree, environment={"GLOO_SOCKET_IFNAME": "eth77"}))
         cause = launcher.until(Ended).cause
         assert cause is not None and cause.code == 3 and "eth77" in cause.problem.message
-        assert select.select([parent], [], [], 20)[0]
-        (link,) = parent.links()
-        assert select.select([link], [], [], 20)[0]
-        with pytest.raises(EOFError):
-            link.receive()
-        link.close()
+        launcher.link.send(Again())
+        launcher.until(Hello)
+        assert not parent.links()
 
 
 def test_a_host_without_the_run_folder_is_a_cause(tmp_path: Path, launcher: Launcher) -> None:
