@@ -48,13 +48,17 @@ def from_bytes(buffer: bytes | memoryview) -> tuple[Any, dict[str, NDArray[Any]]
     content = view[_START.size :]
     if _hash(content) != expected:
         raise ValueError("was cut off or changed")
-    head, listed = parse_line(bytes(content[:size]))
     arrays, end = dict[str, NDArray[Any]](), size
-    for name, dtype, shape in listed:
-        assert dtype in _DTYPES, dtype
-        count = math.prod(shape)
-        arrays[name] = np.frombuffer(content, dtype, count, end).reshape(shape)
-        end += arrays[name].nbytes + -arrays[name].nbytes % _ALIGNED
+    try:
+        head, listed = parse_line(bytes(content[:size]))
+        for name, dtype, shape in listed:
+            if dtype not in _DTYPES:
+                raise ValueError(f"has an array of {dtype}")
+            count = math.prod(shape)
+            arrays[name] = np.frombuffer(content, dtype, count, end).reshape(shape)
+            end += arrays[name].nbytes + -arrays[name].nbytes % _ALIGNED
+    except TypeError as error:
+        raise ValueError("has no list of arrays") from error
     return head, arrays
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from engine.data.arrays import from_bytes, to_bytes
+from engine.data.arrays import _START, _hash, from_bytes, to_bytes
 
 DTYPES = ("<i4", "<i8", "<u8", "|u1", ">i4")
 ARRAYS = st.dictionaries(
@@ -34,3 +35,12 @@ def test_a_buffer_that_was_changed_is_refused() -> None:
     for one in [*changed, *(buffer[:at] for at in range(len(buffer))), buffer + b"\0"]:
         with pytest.raises(ValueError):
             from_bytes(one)
+
+
+@pytest.mark.parametrize("listed", [[["tokens", "<f8", [1]]], [["tokens", "|O", [1]]], [["tokens"]], 7, [7]])
+def test_a_buffer_of_other_arrays_is_refused(listed: Any) -> None:
+    """For example from a host of another version."""
+    text = json.dumps([None, listed]).encode()
+    content = text + b" " * (-len(text) % 8) + bytes(8)
+    with pytest.raises(ValueError):
+        from_bytes(_START.pack(len(content) - 8, _hash(content)) + content)

@@ -35,6 +35,7 @@ from engine.data.blocks.served import (
     received_ranges,
     received_slices,
 )
+from engine.errors import BytescaleError
 from engine.readers import parse_line
 
 _WAIT_S = 1.0  # that an answer waits for a block which is being packed
@@ -78,7 +79,14 @@ class PeerServer:
         with suppress(EOFError, OSError), Connection(descriptor) as connection:
             while True:
                 question = connection.recv_bytes()
-                connection.send_bytes(self._answer(question[:1], question[1:]))
+                try:
+                    answer = self._answer(question[:1], question[1:])
+                except (ValueError, TypeError, LookupError, BytescaleError) as error:
+                    logging.getLogger(__name__).warning(
+                        "another host has asked for blocks that are not here: %s", error
+                    )
+                    return
+                connection.send_bytes(answer)
 
     def _answer(self, kind: bytes, payload: bytes) -> bytes:
         if kind == _LENGTHS:

@@ -226,5 +226,16 @@ def test_hosts_are_asked_for_tokens_at_once(texts: dict[str, Texts], monkeypatch
         assert [read_all(hosts.blocks[0], all_of(texts))] * 2 == expected
 
 
+def test_a_question_about_blocks_that_a_host_does_not_have_is_one_line(
+    texts: dict[str, Texts], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as a source of another config: no thread ends in a traceback."""
+    with several(texts, 2) as hosts:
+        (peer,) = hosts.blocks[0]._peers.values()
+        assert peer.lengths([BlockId("code", 0)]) == {} and peer.is_late
+        wait_until(lambda: len(caplog.records) == 2)
+        assert sum("blocks that are not here" in record.getMessage() for record in caplog.records) == 1
+
+
 def test_the_secret_is_not_shown(texts: dict[str, Texts]) -> None:
     assert "of the run" not in repr(Hosts("a", "127.0.0.1", 1, SECRET, {}))
