@@ -39,8 +39,11 @@ def adopt_orphans() -> None:
 
 def children() -> list[int]:
     """Return the processes whose parent is this one."""
-    threads = Path("/proc/self/task").glob("*/children")
-    return [int(pid) for thread in threads for pid in thread.read_text(encoding="ascii").split()]
+    found = list[int]()
+    for thread in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended; another one is the parent now
+            found += map(int, thread.read_text(encoding="ascii").split())
+    return found
 
 
 def kill_children() -> None:

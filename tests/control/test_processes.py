@@ -5,9 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from engine.control.clock import AwakeClock
-from engine.control.processes import STOPPED_S, StopWatch, kill_session
+from engine.control.processes import STOPPED_S, StopWatch, children, kill_session
 
 
 def test_a_process_counts_as_stopped_after_some_seconds_without_a_break() -> None:
@@ -34,6 +37,15 @@ def test_all_processes_of_a_session_are_killed() -> None:
         kill_session(leader.pid)
         assert leader.wait() == -signal.SIGKILL
         assert leader.stdout.read() == b"", "a process that has the other end of the pipe is left"
+
+
+def test_a_thread_that_ends_meanwhile_does_not_hide_the_children_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: [self / "0" / "children", *glob(self, pattern)])
+    with subprocess.Popen(["sleep", "60"]) as child:
+        found = children()
+        child.kill()
+    assert child.pid in found
 
 
 def test_an_ancestor_kills_orphans_of_other_sessions_too() -> None:
