@@ -16,7 +16,7 @@ from bytescale_cli.terminal import harmless, is_live
 if TYPE_CHECKING:
     from engine.data.runtime.watching import Watched
 
-_AGAIN_S = 1.0  # between two looks at the run folder
+_AGAIN_S, _AGAIN = 1.0, 9.0  # between two looks at the run folder: at least, and as a multiple of how long one takes
 _REPLACED = 8  # actors that the text shows
 
 
@@ -34,7 +34,11 @@ def watch(
     """
     from engine.data.runtime.watching import watched
 
-    found = watched(run)
+    def look() -> tuple[Watched, float]:
+        began = time.monotonic()
+        return watched(run), time.monotonic() - began
+
+    found, took_s = look()
     if found.running and not once and not json and is_live(sys.stdout):
         from rich.console import Console
         from rich.live import Live
@@ -43,8 +47,8 @@ def watch(
         with Live(console=Console(), auto_refresh=False, transient=True) as live:
             while found.running:
                 live.update(Text.from_ansi(harmless(_text(found))), refresh=True)
-                time.sleep(_AGAIN_S)
-                found = watched(run)
+                time.sleep(max(_AGAIN_S, _AGAIN * took_s))
+                found, took_s = look()
     output.emit({"watch": _answer(found)}, _text(found), as_json=json)
 
 

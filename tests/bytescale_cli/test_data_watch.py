@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -72,17 +73,19 @@ def test_on_a_terminal_the_tables_are_refreshed_until_the_run_ends(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(data_watch, "_AGAIN_S", 0)
-    looks, real = list[bool](), watching.watched
+    looks, real, pauses, real_sleep = list[bool](), watching.watched, list[float](), time.sleep
+    monkeypatch.setattr("time.sleep", pauses.append)
     with locked(folder / LOCK):
 
         def look(path: Path) -> watching.Watched:
             found = real(path)
             looks.append(found.running)
+            real_sleep(0.05)  # the folder of a long run is large: most of the time it is not read
             return found if len(looks) < 3 else watching.Watched(**{**vars(found), "running": False})
 
         monkeypatch.setattr(watching, "watched", look)
         assert run(["data", "watch", str(folder)]) == 0
-    assert looks == [True] * 3
+    assert looks == [True] * 3 and len(pauses) == 2 and min(pauses) >= 0.45
     assert capsys.readouterr().out.count("next epoch") >= 2
 
 
