@@ -85,6 +85,7 @@ def prepare(folder: Path, arguments: argparse.Namespace) -> tuple[RunFolder, Job
 def ray(folder: RunFolder, job: Job) -> Iterator[None]:
     """Run Ray and the supervisor, as the agent of a host does."""
     from engine.control.protocol import RayNode
+    from engine.data.runtime.events import read_events
     from engine.launch.agents.data_plane import DataPlane
     from engine.remote.checks import version
 
@@ -93,7 +94,7 @@ def ray(folder: RunFolder, job: Job) -> Iterator[None]:
     with closing(DataPlane(node, folder, os.environ, "127.0.0.1", None, b"of the run")) as plane:
         os.environ.update(plane.environment)
         last = time.monotonic() + _UP_S
-        while not folder.plane_events.exists() or folder.plane_events.read_text().count('"taken"') < 2:
+        while sum(event["what"] == "taken" for event in read_events(folder)) < 2:
             failed = plane.look()
             assert failed is None and time.monotonic() < last, failed
             time.sleep(0.1)

@@ -28,7 +28,7 @@ class RunFolder:
         self.launches = root / "launches.jsonl"  # when, where and with what ranks were started (engine/run/launches.py)
         self.ledger = root / "ledger"  # the documents of each step (engine/data/ledger.py)
         self.quarantine = root / "quarantine.jsonl"  # documents that were left out (engine/data/quarantine.py)
-        self.plane_events = root / "data" / "events.jsonl"  # of the data plane (engine/data/runtime/events.py)
+        self.plane_events = root / "data"  # of the data plane (engine/data/runtime/events.py)
         self.plan = root / "plan.bin"  # of one step, with its measured spans in `trace`
         self.trace = root / "trace.json"
         self.report = root / "report.html"

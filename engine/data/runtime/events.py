@@ -1,4 +1,7 @@
-"""What has happened in the data plane of a run: lines of JSON in the run folder, which several processes append.
+"""What has happened in the data plane of a run: lines of JSON in the run folder.
+
+Each process appends to a separate file, RUN/data/events-HOST-PID.jsonl: on a network file system, lines that several
+hosts append to one file may overwrite each other. Earlier versions have written RUN/data/events.jsonl.
 
 | what | by | other keys |
 |---|---|---|
@@ -6,17 +9,21 @@
 | scaled | a planning process | step, host (null: all together), before, after, source: see `scaled` |
 | queue | the planner on Ray | waiting, packing: those of `Queued` (engine/data/blocks/work.py) |
 
-All have `time`, in seconds since 1970. A run that continues from a checkpoint appends to the same file.
+All have `time`, in seconds since 1970.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from engine.data.blocks.work import Queued
@@ -30,12 +37,12 @@ _EVENTS = 3600  # of a queue, after which the pause between two grows with their
 
 
 class EventLog:
-    """Appends events, each with one write, so that those of several processes do not mix."""
+    """Appends events, each with one write: others of this process may be open."""
 
     def __init__(self, folder: RunFolder) -> None:
         """Raises OSError."""
-        folder.plane_events.parent.mkdir(exist_ok=True)
-        self._file = append(folder.plane_events)
+        folder.plane_events.mkdir(exist_ok=True)
+        self._file = append(folder.plane_events / f"events-{socket.gethostname()}-{os.getpid()}.jsonl")
 
     def note(self, what: str, **others: Any) -> None:
         """Append an event. Raises OSError."""
@@ -85,20 +92,21 @@ def pause_s(events: int) -> float:
 
 
 def read_events(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return all events, in the order in which they were appended; none if there is no file.
+    """Return all events by time, those of a process in the order in which it has appended them.
 
-    An incomplete last line and any malformed line are dropped. Raises DataError if it is no regular file, OSError.
+    An incomplete last line and any malformed line are dropped. Raises DataError if a file is no regular one, OSError.
     """
-    try:
-        lines = read_bytes(folder.plane_events, LARGE).splitlines()
-    except FileNotFoundError:
-        return []
+    files = sorted(folder.plane_events.glob("events*.jsonl"))
+    return [*heapq.merge(*map(_read, files), key=lambda event: event["time"])]
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
     found = []
-    for line in lines:
+    for line in read_bytes(path, LARGE).splitlines():
         try:
             event = parse_line(line)
         except ValueError:
             continue
-        if isinstance(event, dict) and "what" in event and "time" in event:
+        if isinstance(event, dict) and "what" in event and type(event.get("time")) in (int, float):
             found.append(event)
     return found

@@ -1,7 +1,7 @@
 """The state of the data plane of a run, from the files of its run folder: on any host, during the run or after it.
 
 ```
- data/events.jsonl   roles, replaced actors, how many loaders there are, blocks that wait
+ data/events*.jsonl  roles, replaced actors, how many loaders there are, blocks that wait
  metrics.jsonl       what loaders have packed, waits of the ranks
 ```
 """
@@ -38,7 +38,7 @@ _NUMBERS: Mapping[str, tuple[type, ...]] = {
     "waiting": (int,),
     "packing": (int,),
 }
-Event = Mapping[str, Any]  # a line of data/events.jsonl (events.py)
+Event = Mapping[str, Any]  # of events.py
 
 
 class Role(NamedTuple):

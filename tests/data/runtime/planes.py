@@ -24,8 +24,8 @@ def event(what: str, role: str, epoch: int, why: str, **more: Any) -> dict[str, 
 def write(folder: Path, events: list[Any], lines: list[Mapping[str, Any]], *overrides: str) -> Path:
     """Write the folder of a run with these events and metrics."""
     run = RunFolder(folder)
-    run.plane_events.parent.mkdir(parents=True)
+    run.plane_events.mkdir(parents=True)
     run.resolved.write_text(resolved_yaml(load([f"run.out={folder}", *overrides])))
-    run.plane_events.write_text("".join(json.dumps(one) + "\n" for one in events))
+    (run.plane_events / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
     run.metrics.write_text("".join(json.dumps(one) + "\n" for one in lines))
     return folder

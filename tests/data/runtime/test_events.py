@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -15,13 +16,18 @@ from engine.data.runtime.events import QUEUE, EventLog, QueueLog, read_events
 from engine.run.folder import RunFolder
 
 
-def test_events_of_several_writers_are_read_in_their_order(tmp_path: Path) -> None:
+def test_events_of_several_writers_are_read_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process, of whichever host, has a file of its own."""
     folder = RunFolder(tmp_path)
     assert read_events(folder) == []
-    with closing(EventLog(folder)) as one, closing(EventLog(folder)) as other:
+    with closing(EventLog(folder)) as one:
+        monkeypatch.setattr(socket, "gethostname", lambda: "another host")
+        other = EventLog(folder)
         one.scaled(3, 0, 1, 4, "web")
         other.note("lost", role="planner", host=1)
         one.scaled(4, None, 4, 1, None)
+        other.close()
+    assert len([*folder.plane_events.iterdir()]) == 2
     found = read_events(folder)
     times = [event.pop("time") for event in found]
     assert times == sorted(times)
@@ -37,7 +43,7 @@ def test_what_a_crash_has_left_of_a_line_is_dropped(tmp_path: Path, rest: bytes)
     folder = RunFolder(tmp_path)
     with closing(EventLog(folder)) as log:
         log.note("lost")
-    with folder.plane_events.open("ab") as file:
+    with next(folder.plane_events.iterdir()).open("ab") as file:
         file.write(rest)
     assert [event["what"] for event in read_events(folder)] == ["lost"]
 

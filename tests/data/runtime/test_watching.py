@@ -118,17 +118,17 @@ def test_whether_a_run_is_running_is_whether_its_folder_is_locked(tmp_path: Path
 )
 def test_events_with_values_of_other_types_are_left_out(tmp_path: Path, line: str) -> None:
     folder = RunFolder(tmp_path)
-    folder.plane_events.parent.mkdir()
+    folder.plane_events.mkdir()
     good = json.dumps(event("taken", "planner", 1, "start"))
-    folder.plane_events.write_text(f"{line}\n{good}\n{line}\n")
+    (folder.plane_events / "events.jsonl").write_text(f"{line}\n{good}\n{line}\n")
     assert plane_events(folder) == [json.loads(good)]
 
 
 def test_events_that_are_no_regular_file_are_refused(tmp_path: Path) -> None:
     """A named pipe would wait for a writer."""
     folder = RunFolder(write(tmp_path / "run", [], []))
-    folder.plane_events.unlink()
-    os.mkfifo(folder.plane_events)
+    (folder.plane_events / "events.jsonl").unlink()
+    os.mkfifo(folder.plane_events / "events.jsonl")
     with pytest.raises(DataError):
         watched(folder.root)
 
