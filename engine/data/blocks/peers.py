@@ -82,9 +82,8 @@ class PeerServer:
                 try:
                     answer = self._answer(question[:1], question[1:])
                 except (ValueError, TypeError, LookupError, BytescaleError) as error:
-                    logging.getLogger(__name__).warning(
-                        "another host has asked for blocks that are not here: %s", error
-                    )
+                    message = "another host has asked for blocks that are not here: %s"
+                    logging.getLogger(__name__).warning(message, error)
                     return
                 connection.send_bytes(answer)
 
