@@ -33,7 +33,7 @@ from engine.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from engine.data.lint.findings import Finding
 
-app = typer.Typer(help="Pack documents, find faults, plan stages, trace steps, watch runs.")
+app = typer.Typer(help="Pack, check, plan, trace and watch documents.")
 app.command()(head)
 app.command()(plan)
 app.command()(trace)
@@ -108,7 +108,7 @@ def lint(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Find faults in the documents of a config, as data.transform leaves them.
+    """Find faults in documents, as data.transform leaves them.
 
     Reads all of them: broken ones, encodings, ids, copies, lengths. docs/data.md lists the codes of findings. The exit
     code is 4 if training would reject a document or a file (L01 to L05), or if nothing can be trained on, else 0.
