@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.data.blocks.blocks import BlockId
 from engine.files import append
 from engine.readers import LARGE, parse_line, read_bytes
 
@@ -26,6 +28,22 @@ class Unusable(NamedTuple):
     document: int  # number among all documents of the block
     place: str
     reason: str
+
+
+class Dropped:
+    """How many documents transforms have left out of the blocks that were opened. Each block counts once."""
+
+    def __init__(self) -> None:
+        self.documents = 0
+        self._counted = defaultdict[str, bytearray](bytearray)  # of each source, whether it is, by number of the block
+
+    def add(self, found: Mapping[BlockId, int]) -> None:
+        """Count the documents that were left out of some blocks, unless they have been counted."""
+        for (source, block), documents in found.items():
+            counted = self._counted[source]
+            counted.extend(bytes(max(0, block + 1 - len(counted))))
+            self.documents += 0 if counted[block] else documents
+            counted[block] = True
 
 
 class Quarantine:

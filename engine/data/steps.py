@@ -55,6 +55,7 @@ _POOL = 4  # validation documents are chosen from this many times the inputs of 
 _TOKEN_BYTES = 4  # of text, about, unless tokens are bytes
 _SEARCHED = 16  # windows in which validation documents are looked for
 _WINDOWS = 2  # that are kept for each source
+_COUNTED = 16  # of each source whose number of documents is kept
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ class Steps:
         self._number = {corpus.name: number for number, corpus in enumerate(corpora)}
         self.unusable, self._noted = list[Unusable](), set[BlockId]()
         self.dropped = dict[BlockId, int]()
-        self._documents = dict[tuple[str, int, int], int]()  # of each window that was opened
+        # Of each source, the last windows that were opened, and how many documents they have.
+        self._documents = {corpus.name: deque[tuple[tuple[int, int], int]](maxlen=_COUNTED) for corpus in corpora}
         self._window = lru_cache(_WINDOWS * len(corpora))(self._load)
 
     def next(self, cursor: Cursor) -> tuple[SequenceTable, Cursor] | None:
@@ -220,7 +222,7 @@ class Steps:
             left, used = -(-self._text_bytes(part) // SCALE), 0.0
             if place.document + place.start > 0:
                 taken = max(place.document, 1)
-                used = taken / self._documents.get((name, place.epoch, place.window), taken)
+                used = taken / dict(self._documents[name]).get((place.epoch, place.window), taken)
             waiting.append((corpus, self._windows(corpus, cursor.order, place), used, left, 0))
         # One window of each source in turn, until its part is reached.
         while waiting:
@@ -346,7 +348,7 @@ class Steps:
         corpus = self.corpora[self._number[name]]
         found = window(corpus, self._key(name, epoch), order, place)
         self._note(found)
-        self._documents[name, epoch, place] = len(found.trained.inputs)
+        self._documents[name].append(((epoch, place), len(found.trained.inputs)))
         inputs = found.trained.inputs
         taken = np.zeros(len(inputs), dtype=np.bool_)
         for least, most in {*self._lengths}:

@@ -23,12 +23,11 @@ from engine.config.units import counted
 from engine.control import progress
 from engine.control.link import NODE_SOCKETS, inherited
 from engine.cost.model import known_peak
-from engine.data.blocks.blocks import BlockId
 from engine.data.ledger import Ledger
 from engine.data.mixture import SCALE, segments_of
 from engine.data.opening import validation_shares
 from engine.data.overview import tokenizer_facts
-from engine.data.quarantine import Quarantine
+from engine.data.quarantine import Dropped, Quarantine
 from engine.data.runtime.runtime import Planned, PlannedSequences
 from engine.data.runtime.runtimes import RUNTIMES
 from engine.data.steps import Cursor, waiting_at
@@ -64,7 +63,7 @@ class Trainer:
         self.control, self.trace, self.held = groups.control, Trace(folder, groups), Held(folder)
         self.ledger = Ledger(folder.ledger, list(source_configs(config.data)))
         self.quarantine = Quarantine(folder.quarantine)
-        self.dropped = dict[BlockId, int]()  # what transforms have left out of each block that was opened
+        self.dropped = Dropped()
         job = Job(config)
         self.settings = job.settings
         peak = known_peak(config)
@@ -227,9 +226,9 @@ class Trainer:
             self.ledger.record(self.step, planned.table, planned.whole)
             if left_out := self.quarantine.add(self.step, planned.unusable):
                 line["left_out"] = left_out
-            self.dropped |= planned.dropped
-            if self.dropped:
-                line["dropped"] = sum(self.dropped.values())
+            self.dropped.add(planned.dropped)
+            if self.dropped.documents:
+                line["dropped"] = self.dropped.documents
             if planned.packed:
                 line["packed"] = {name: cost._asdict() for name, cost in planned.packed.items()}
             metrics.append(self.folder.metrics, line)  # last: a step with metrics has finished

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from engine.config import schema
+from engine.data.blocks.blocks import BlockId
 from engine.data.pack import pack
 from engine.data.parts import Broken, Tokens, pack_blocks, part_path, read_left_out
-from engine.data.quarantine import Quarantine, Unusable
+from engine.data.quarantine import Dropped, Quarantine, Unusable
 from engine.data.sources.formats import FORMATS
 from engine.data.token_facts import quarantine_path, read_facts
 from engine.errors import DataError
@@ -28,6 +30,21 @@ def listed(path: Path) -> list[tuple[int, int]]:
     """Step and number of each line."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [(line["step"], 10 * line["block"] + line["document"]) for line in lines]
+
+
+def test_documents_that_transforms_leave_out_are_counted_once_a_block() -> None:
+    """Whatever process opens it again. A block takes a byte: a run may have millions."""
+    dropped = Dropped()
+    dropped.add({BlockId("a", 70_000): 3, BlockId("b", 0): 1})
+    dropped.add({BlockId("a", 70_000): 3, BlockId("a", 2): 5})
+    dropped.add({})
+    assert dropped.documents == 9
+    tracemalloc.start()
+    for block in range(50_000):
+        dropped.add({BlockId("a", block): 1})
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert dropped.documents == 9 + 50_000 - 1 and size < 100_000
 
 
 def test_a_document_is_listed_once_also_after_a_resume(tmp_path: Path) -> None:

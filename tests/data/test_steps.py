@@ -492,6 +492,18 @@ def test_blocks_are_said_for_as_many_bytes_as_are_wanted() -> None:
     assert opened == [block for name, block in said if name == "a"][: len(opened)]
 
 
+def test_how_much_of_a_window_is_used_is_known_of_the_last_windows_alone() -> None:
+    steps, cursor, used = steps_of([Memory([[5] * 4] * 60, "a")], config_of(15, 5)), Cursor(), Counter[bool]()
+    for _ in range(300):
+        found = steps.next(cursor)
+        assert found is not None
+        place = (cursor := found[1]).places["a"]
+        window = next(iter(steps.windows_ahead(cursor)))
+        used[0 < window.used < 1] += 1
+        assert not place.document or window.used == place.document / (4 * len(window.blocks))
+    assert cursor.places["a"].epoch == 3 and used[True] > 200 and len(steps._documents["a"]) == 16
+
+
 @pytest.mark.parametrize("blocks", [[], [[0]], [[5]] * 3])
 def test_a_tiny_source_is_said_once(blocks: Blocks) -> None:
     """However much is wanted: its blocks are there then."""

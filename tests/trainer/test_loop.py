@@ -20,6 +20,7 @@ from engine.control import progress
 from engine.control.control import Control
 from engine.control.protocol import At, Planned
 from engine.data.blocks.blocks import BlockId
+from engine.data.quarantine import Dropped
 from engine.data.runtime.runtimes import RUNTIMES
 from engine.data.steps import Cursor
 from engine.errors import ExitCode, MemoryFitError, RunFolderError, StorageError
@@ -361,7 +362,7 @@ def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     trainer.engine.reserve_snapshot = lambda: None
     trainer.data = SimpleNamespace(input_reader=lambda planned: None)
     trainer.trace = SimpleNamespace(record=lambda *rest: None)
-    trainer.dropped = {}
+    trainer.dropped = Dropped()
     trainer.skipped, trainer.pace = 0, SimpleNamespace(of_steps=lambda *rest: None)
     trainer.ledger = SimpleNamespace(record=lambda *rest: None)
     trainer.quarantine = SimpleNamespace(add=lambda step, found: 0)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from hashlib import blake2b
 
 from engine.data.blocks.blocks import BlockId, Lengths, Range, Slice
@@ -22,6 +23,7 @@ from engine.data.blocks.local_blocks import LocalBlocks
 from engine.data.blocks.peers import Hosts, Peer, PeerServer
 from engine.data.blocks.texts import Texts
 
+_OWNERS = 1 << 16  # blocks whose owner is not computed again
 _TOGETHER = 256  # blocks whose lengths are asked for at once
 _AT_ONCE = 64  # hosts that are asked for tokens at once
 
@@ -39,26 +41,25 @@ class PeerBlocks:
         """
         self._texts, self._local, self._own, self._placed = texts, local, hosts.identity, placed
         self._peers = {one: Peer(place, hosts.secret) for one, place in hosts.others.items()}
-        self._owners = dict[BlockId, str]()
+        self.owner = lru_cache(_OWNERS)(self._owner)
         self._known = LengthsCache()  # of blocks of other hosts
         self._asked: Sequence[BlockId] = ()
         self._late = set[Peer]()  # hosts whose blocks this one packs ahead
         self._closed = False
         self._server = PeerServer(local, hosts)
 
-    def owner(self, block: BlockId) -> str:
+    def _owner(self, block: BlockId) -> str:
         """Return the identity of the cache that a block belongs to: the one with the largest hash of both.
 
         So if a host leaves or joins, only the blocks that it has or gets change their owner.
         """
-        found = self._owners.get(block) or self._placed.get(block)
+        found = self._placed.get(block)
         if found not in (self._own, *self._peers):
             signature = self._texts[block.source].blocks[block.block].signature
             key = blake2b(signature.encode("utf-8", "surrogateescape")).digest()
             ranked = {one: blake2b(one.encode(), key=key).digest() for one in (self._own, *self._peers)}
             found = max(ranked, key=lambda one: ranked[one])
         assert found is not None
-        self._owners[block] = found
         return found
 
     def ask(self, wanted: Iterable[BlockId]) -> None:

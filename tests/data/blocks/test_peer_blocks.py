@@ -17,7 +17,7 @@ import pytest
 
 from engine.config import schema
 from engine.control.sockets import connected, reserved
-from engine.data.blocks import peers
+from engine.data.blocks import peer_blocks, peers
 from engine.data.blocks.blocks import BlockId, Range, Slice
 from engine.data.blocks.local_blocks import LocalBlocks
 from engine.data.blocks.peer_blocks import PeerBlocks
@@ -81,6 +81,14 @@ def test_a_host_that_leaves_changes_the_owners_of_its_own_blocks_alone(texts: di
     gone = "cache 2"
     assert 0 < before.count(gone) < 20
     assert all(one == other for one, other in zip(before, after, strict=True) if one != gone)
+
+
+def test_owners_of_all_blocks_are_not_kept(texts: dict[str, Texts], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_blocks, "_OWNERS", 3)
+    wanted = all_of(texts)
+    with several(texts, 2) as hosts:
+        first, again = ([hosts.blocks[0].owner(block) for block in wanted] for _ in range(2))
+        assert first == again and hosts.blocks[0].owner.cache_info().currsize == 3
 
 
 def test_blocks_that_the_launcher_has_packed_belong_to_the_host_with_its_cache(texts: dict[str, Texts]) -> None:
