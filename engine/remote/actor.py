@@ -39,6 +39,11 @@ class Role(Protocol):
 class Roles(Protocol):
     """Makes the objects of roles."""
 
+    @property
+    def loaders(self) -> int:
+        """How many blocks a host packs at the same time, at most."""
+        ...
+
     def warm(self) -> None:
         """Do in advance what takes long."""
         ...

@@ -8,8 +8,9 @@
  a view without the role                         gets RoleLostError
  the third actor has ended before it answered    gets MemoryFitError: the call is what ends them
 ```
-Only the supervisor decides that an actor is replaced. Methods are pure functions of their arguments, so a call may be
-sent any number of times.
+Only the supervisor decides that an actor is replaced. A call may be sent any number of times, and calls that are open
+together are answered in any order. So methods are pure functions of their arguments, or set a value that a caller sets
+again and again, one call at a time.
 """
 
 from __future__ import annotations

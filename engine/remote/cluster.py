@@ -36,8 +36,9 @@ from engine.remote.view import Member, Process, View
 from engine.selection import first_line
 
 # Threads of an actor by what they do, so that neither beats nor answers about packed blocks wait for packing.
-_GROUPS = {"beat": 1, "control": 1, "pack": 16, "lengths": 4, "build": 2}
-_GROUP_OF = {"pack": "pack", "read": "pack"} | dict.fromkeys(("step", "validation", "build", "build_sets"), "build")
+# `pack` has as many as a host has loaders at most; a block that is read, and may be packed again, is needed now.
+_GROUPS = {"beat": 1, "control": 1, "read": 4, "lengths": 4, "build": 2}
+_GROUP_OF = {"pack": "pack", "read": "read"} | dict.fromkeys(("step", "validation", "build", "build_sets"), "build")
 _KEPT_VIEWS = 8
 _CONNECT_S, _AGAIN_S = 120.0, 0.1
 _LOOK_S = 0.1  # between two looks whether Ray on this node has died
@@ -209,7 +210,7 @@ class RayFleet:
 
     def start(self, host: int) -> str:
         name = f"host-{host}-{os.urandom(6).hex()}"
-        actor = ray.remote(concurrency_groups=_GROUPS)(Actor).options(
+        actor = ray.remote(concurrency_groups=_GROUPS | {"pack": self._roles.loaders})(Actor).options(
             name=name,
             namespace=self._namespace,
             lifetime="detached",

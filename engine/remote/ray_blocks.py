@@ -26,6 +26,8 @@ from engine.remote.caller import Caller, RoleLostError
 from engine.remote.queue import Queue
 from engine.remote.slices import fetch
 
+_OWNERS = 1 << 16  # blocks whose host is known: many times as many as some steps use
+
 
 class RayBlocks:
     """Blocks that hosts pack, as a process that packs none sees them."""
@@ -37,22 +39,24 @@ class RayBlocks:
         self._loaders = _divided(loaders, hosts)
         self._queue = Queue(self._loaders)
         self._running = dict[str, list[tuple[str, float]]]()  # of each host, at the last `resize`
+        self._resizing = set[str]()  # hosts that have not answered
         self._costs = dict[str, Cost]()  # of what was packed since they were taken, by source
         self._known = LengthsCache()
         self._awaited = dict[BlockId, Future[Lengths]]()
         self._pulling = False
-        self.owners = dict[BlockId, str]()  # the host that has packed a block
+        self.owners = dict[BlockId, str]()  # the host that has packed a block; least recently used first
         self.received = self.tokens = 0  # bytes of lengths; tokens
 
     def ask(self, wanted: Iterable[BlockId]) -> None:
         with self._lock:
-            missing = [block for block in wanted if block not in self._known]
+            missing = [block for block in wanted if block not in self.owners]
             self._look(self._queue.ask([*self._awaited, *missing]))
             self._pull()
 
     def lengths(self, block: BlockId) -> Lengths:
         with self._lock:
-            if (found := self._known.get(block)) is not None:
+            if block in self.owners and (found := self._known.get(block)) is not None:
+                self._own(block, self.owners[block])
                 return found
             # The answer comes here at once: the cache may have given it up for others by the time that this wakes up.
             awaited = self._awaited.setdefault(block, Future())
@@ -61,20 +65,20 @@ class RayBlocks:
         return awaited.result()
 
     def slices(self, wanted: Sequence[Range]) -> list[Slice]:
+        owners = dict[BlockId, str]()
         for one in wanted:
             block, texts = BlockId(one.source, one.block), self._texts[one.source]
             if one.block >= len(texts.blocks):
                 raise changed(block, one.document, [texts.place])
-            if block not in self.owners:
+            while (owner := self.owners.get(block)) is None:
                 self.lengths(block)
-        found = fetch(self._caller.start, self.owners, wanted)
+            owners[block] = owner
+        found = fetch(self._caller.start, owners, wanted)
         self.tokens += sum(len(one.tokens) for one in found)
         return found
 
     def keep(self, wanted: Iterable[BlockId]) -> None:
-        kept = list(wanted)
-        for host in self._queue.hosts:
-            self._caller.start(host, "keep", [block for block in kept if self.owners.get(block) == host])
+        """Do nothing: ranks map the files of their validation sets, so no block is read for them again."""
 
     @property
     def loaders(self) -> int:
@@ -88,8 +92,8 @@ class RayBlocks:
             self._loaders = _divided(loaders, self._queue.hosts)
             self._queue.resize(self._loaders)
             self._pull()
-            for host, count in self._loaders.items():
-                self._caller.start(host, "resize", count).add_done_callback(partial(self._resized, host))
+            for host in self._queue.hosts:
+                self._resize(host)
 
     def missing(self) -> set[BlockId]:
         """Return the blocks that were asked for, as long as no host is known to have them."""
@@ -141,9 +145,19 @@ class RayBlocks:
         finally:
             self._pulling = False
 
-    def _resized(self, host: str, answer: Future[list[tuple[str, float]]]) -> None:
+    def _resize(self, host: str) -> None:
+        """Tell a host its number of loaders, one call at a time: they could overtake each other."""
+        if host not in self._resizing:
+            self._resizing.add(host)
+            count = self._loaders[host]
+            self._caller.start(host, "resize", count).add_done_callback(partial(self._resized, host, count))
+
+    def _resized(self, host: str, count: int, answer: Future[list[tuple[str, float]]]) -> None:
         with self._lock:
+            self._resizing.discard(host)
             self._running[host] = [] if answer.exception() is not None else answer.result()
+            if host in self._queue.hosts and self._loaders[host] != count:
+                self._resize(host)
 
     def _packed(self, host: str, block: BlockId, answer: Future[tuple[bytes, dict[str, Cost]]]) -> None:
         """Take the lengths of a block that a host has packed, or its error, if anyone waits for it."""
@@ -166,10 +180,17 @@ class RayBlocks:
         self.received += len(payload)
         for block, lengths in received_lengths(payload).items():
             self._known.add(block, lengths)
-            self.owners[block] = host
+            self._own(block, host)
             self._queue.found(block)
             if (awaited := self._awaited.pop(block, None)) is not None:
                 awaited.set_result(lengths)
+
+    def _own(self, block: BlockId, host: str) -> None:
+        """Note the host of a block that is used now."""
+        self.owners.pop(block, None)
+        self.owners[block] = host
+        if len(self.owners) > _OWNERS:
+            del self.owners[next(iter(self.owners))]
 
 
 def _divided(loaders: int, hosts: Sequence[str]) -> dict[str, int]:

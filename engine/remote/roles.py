@@ -7,7 +7,8 @@
                                 rank files of its ranks
    planner                      lengths(blocks), pack(block) -> host-0, host-1, ...
 ```
-Answers are pure functions of the questions, and so are files; whoever asks again gets the same.
+Answers are pure functions of the questions, and so are files; whoever asks again gets the same. Only the number of
+loaders is set.
 """
 
 from __future__ import annotations
@@ -84,12 +85,19 @@ class RunRoles:
     def job(self) -> Job:
         return Job(read_resolved(self.folder.resolved))
 
-    @property
+    @cached_property
     def bounds(self) -> tuple[int, int]:
-        """The least and the most loaders of all hosts together; see `loader_bounds`."""
+        """The least and the most loaders of all hosts together; see `loader_bounds`.
+
+        The supervisor asks for them first, so actors get the same ones, whatever number of cores their hosts have.
+        """
         data, hosts = self.job.config.data, len(self.plane.hosts)
         least, most = data.ray.loaders or loader_bounds(data, hosts)
         return max(least, hosts), max(most, hosts)
+
+    @property
+    def loaders(self) -> int:
+        return -(-self.bounds[1] // len(self.plane.hosts))
 
     def warm(self) -> None:
         """Make the planner's settings, and plan once, which loads compiled code."""
@@ -101,8 +109,7 @@ class RunRoles:
         host = host_of(role)
         if host is None:
             return Planner(self.folder, self.job, caller, self.plane.hosts, self.bounds)
-        loaders = -(-self.bounds[1] // len(self.plane.hosts))
-        return Host(self.folder, self.job, caller, role, self.plane.hosts[host], scratch / role, epoch, loaders)
+        return Host(self.folder, self.job, caller, role, self.plane.hosts[host], scratch / role, epoch, self.loaders)
 
 
 class Planner:
@@ -126,7 +133,7 @@ class Planner:
         self._queue = QueueLog(folder, self._blocks.queued)
         self._lock = threading.Lock()
         self._steps = dict[str, list[Sent]]()  # for each host
-        self._sets = dict[int, list[SentSets]]()  # by the number of the order of documents, for each host
+        self._sets = dict[int, list[PlannedSets]]()  # by the number of the order of documents, for each host
         self._planned = 0  # steps
 
     def step(self, cursor: Cursor, host: int) -> PlannedStep:
@@ -145,9 +152,10 @@ class Planner:
         """Return the validation sets for a host. They are planned once for all hosts."""
         with self._lock:
             if order not in self._sets:
-                self._sets[order] = self._planner.validation_of_hosts(order, self._hosts)
-            sent = self._sets[order][host]
-        return PlannedSets(sent, self._owners(sent.values()))
+                sets = self._planner.validation_of_hosts(order, self._hosts)
+                # Their owners are kept with them: by the time that a host asks again, they are forgotten.
+                self._sets[order] = [PlannedSets(sent, self._owners(sent.values())) for sent in sets]
+            return self._sets[order][host]
 
     def state(self) -> dict[str, Any]:
         """Return what is worth seeing.
@@ -207,10 +215,6 @@ class Packer:
     def read(self, wanted: Sequence[Range]) -> bytes:
         """Return the tokens of ranges, whose blocks are packed again if they must. Raises errors as Blocks.slices."""
         return read(self._local, wanted)
-
-    def keep(self, blocks: Sequence[BlockId]) -> None:
-        """Never evict these blocks."""
-        self._local.keep(blocks)
 
     def close(self) -> None:
         self._local.close()

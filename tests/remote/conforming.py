@@ -21,6 +21,7 @@ from engine.data.blocks.loaders import Loaders
 from engine.data.blocks.local_blocks import LocalBlocks
 from engine.data.blocks.served import received_lengths
 from engine.data.blocks.texts import Texts
+from engine.data.blocks.work import Cost
 from engine.data.runtime.process import PlanningProcess
 from engine.remote.actor import Role
 from engine.remote.caller import Caller
@@ -30,6 +31,7 @@ from engine.remote.supervisor import Fleet, Supervisor
 from engine.remote.view import PLANNER
 
 SPACE, HOSTS, LOADERS = "bytescale-conforming-1", ("host-0", "host-1"), 2
+PACKS, HELD = 20, "held"  # blocks that a host packs at most; a source whose blocks take as long as a test wants
 
 
 class TestHost(Packer):
@@ -39,6 +41,21 @@ class TestHost(Packer):
 
     def __init__(self, role: str, epoch: int, caller: Caller, scratch: Path) -> None:
         super().__init__(LocalBlocks({}))
+        self._released, self._held = threading.Event(), 0
+
+    def pack(self, block: BlockId) -> tuple[bytes, dict[str, Cost]]:
+        if block.source != HELD:
+            return super().pack(block)
+        self._held += 1
+        self._released.wait(60)
+        return b"", {}
+
+    def held(self) -> int:
+        """How many blocks of that source are being packed."""
+        return self._held
+
+    def release(self) -> None:
+        self._released.set()
 
     def open(self, texts: Mapping[str, Texts]) -> None:
         """Take other sources."""
@@ -60,6 +77,10 @@ class TestRoles:
 
     def warm(self) -> None:
         """There is nothing to do."""
+
+    @property
+    def loaders(self) -> int:
+        return PACKS
 
     def make(self, role: str, epoch: int, caller: Caller, scratch: Path) -> Role:
         return NoPlanner() if role == PLANNER else TestHost(role, epoch, caller, scratch)
@@ -92,6 +113,18 @@ class OverRay:
 
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self.blocks, method)(*arguments)
+
+    def crowded(self) -> int:
+        """Read while a host packs as many blocks as it may, and one waits; return how many it packs."""
+        packs = [self._caller.start("host-0", "pack", BlockId(HELD, number)) for number in range(PACKS + 1)]
+        self._caller.start("host-0", "read", []).result(30)
+        last = time.monotonic() + 10
+        while (held := self._caller.call("host-0", "held")) < PACKS and time.monotonic() < last:
+            time.sleep(0.01)
+        self._caller.call("host-0", "release")
+        for pack in packs:
+            pack.result(30)
+        return int(held)
 
     def late(self) -> tuple[int, int, int]:
         """Stop an actor that no one can kill, until another has its role and has answered; let it go on.

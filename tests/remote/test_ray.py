@@ -21,7 +21,7 @@ from engine.data.runtime.process import PlanningProcess
 from engine.data.runtime.runtime import PlannedSequences
 from tests.data.blocks.conformance import Documents, Given, TestBlocks, given_texts  # noqa: F401
 from tests.data.conftest import make_data  # noqa: F401
-from tests.remote.conforming import BlocksOfHosts, OverRay
+from tests.remote.conforming import PACKS, BlocksOfHosts, OverRay
 from tests.remote.harm import HARMED, ROLES, Rig, a_run, limit_s
 from tests.remote.rays import until
 
@@ -50,6 +50,12 @@ def given_blocks(over_ray: PlanningProcess, given_texts: tuple[Mapping[str, Text
     parts = [{part.name for part in cache.rglob("*.idx")} for cache in blocks.caches]
     assert not parts[0] & parts[1] and len(parts[0] | parts[1]) <= 5, "each block is packed once"
     blocks.close()
+
+
+def test_a_block_is_read_while_a_host_packs_as_many_as_it_has_loaders(over_ray: PlanningProcess) -> None:
+    """A step needs what is read now."""
+    over_ray.ask(OverRay.crowded)
+    assert over_ray.answer() == (True, PACKS)
 
 
 def test_a_late_answer_is_refused(over_ray: PlanningProcess) -> None:

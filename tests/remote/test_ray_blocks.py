@@ -20,6 +20,7 @@ from engine.data.blocks.texts import Texts
 from engine.data.blocks.work import Cost
 from engine.data.parts import Tokens
 from engine.errors import DataError
+from engine.remote import ray_blocks
 from engine.remote.caller import Answer, Caller
 from engine.remote.ray_blocks import RayBlocks
 from engine.remote.roles import Packer
@@ -176,6 +177,36 @@ def test_hosts_divide_the_loaders_and_take_as_many_blocks(rig: Rig, monkeypatch:
     assert told[-2:] == [("host-0", 1), ("host-1", 1)], "each has one"
     rig.hosts.release()
     assert not rig.blocks.missing()
+
+
+def test_the_last_number_of_loaders_is_that_of_a_host_whatever_order_its_calls_run_in(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[tuple[str, int]]()
+    for host, blocks in rig.local.items():
+        monkeypatch.setattr(blocks, "resize", lambda loaders, host=host: told.append((host, loaders)))
+    rig.hosts.held.add("resize")
+    for loaders in (8, 6, 4):
+        rig.blocks.resize(loaders)
+    while rig.hosts.waiting:
+        rig.hosts.waiting.pop()()
+    assert dict(told) == {"host-0": 2, "host-1": 2}
+    told.clear()
+    rig.hosts.release()
+    rig.blocks.resize(4)
+    assert dict(told) == {"host-0": 2, "host-1": 2}, "in each step: a host may have been replaced"
+
+
+def test_the_hosts_of_blocks_that_were_not_used_for_the_longest_time_are_forgotten(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_blocks, "_OWNERS", 2)
+    wanted = [rig.range_of(number) for number in (0, 1)]
+    rig.blocks.lengths(BlockId("source", 0))
+    rig.range_of(2)
+    assert list(rig.blocks.owners) == rig.ids(0, 2)
+    assert len(rig.blocks.slices(wanted)) == 2, "they are asked for again"
+    assert rig.packed() == [0, 1, 2] and max(map(starts, rig.noted)) == 1
 
 
 def test_costs_of_all_hosts_are_added(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from engine.config.load import load
+from engine.data.runtime import scaler
 from engine.data.steps import Cursor
 from engine.job import Job
 from engine.remote import roles as module
@@ -29,7 +31,17 @@ from engine.remote.roles import Host, RunRoles
 def test_the_number_of_loaders_of_all_hosts(given: list[str], bounds: tuple[int, int]) -> None:
     roles = RunRoles(Plane("", [[0, 1], [2, 3]]))
     roles.job = Job(load(["recipe=quickstart", "data.runtime=ray", *given]))
-    assert roles.bounds == bounds
+    assert roles.bounds == bounds and roles.loaders == -(-bounds[1] // 2)
+
+
+def test_actors_have_the_number_of_loaders_of_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever number of cores their hosts have: it is that of the threads in which a host packs."""
+    roles = RunRoles(Plane("", [[0, 1], [2, 3]]))
+    roles.job = Job(load(["recipe=quickstart", "data.runtime=ray"]))
+    monkeypatch.setattr(scaler, "cores", lambda: 8)
+    assert roles.loaders == 4
+    monkeypatch.setattr(scaler, "cores", lambda: 16)
+    assert pickle.loads(pickle.dumps(roles)).bounds == (2, 8)
 
 
 @pytest.fixture
