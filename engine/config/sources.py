@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from engine.config.schema import FORMATS, Data
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from engine.config.schema import FORMATS, Data, Source
+from engine.errors import BytescaleError
 from engine.tables import imported
 
 # Values of data.path that are no paths: the source files of Python's standard library, a document each, or most of them
 # line by line
 BUILT_IN = ("stdlib", "stdlib-lines")
 ONLY = "data"  # name of the source of a config without data.sources
+# In messages: data=jsonl, data.path
+_FORMAT = re.compile(r"(?<![\w./-])data=(?=\w)")
+_KEY = re.compile(rf"(?<![\w./-])data\.(?=({'|'.join(Source.model_fields)})\b)")
 
 
 def pattern_of(format: str) -> str:
@@ -29,3 +38,25 @@ def source_configs(data: Data) -> dict[str, Data]:
             own = {"transform": (), **own}
         found[name] = data.model_copy(update={**own, "name": name, "sources": {}, "mix": ()})
     return found
+
+
+@contextmanager
+def of_source(data: Data, name: str) -> Iterator[None]:
+    """Name the keys of a source in errors about its section, where code that reads it alone names those of `data`.
+
+    `data.path` becomes `data.sources.web.path`, and `data=jsonl` `data.sources.web.format=jsonl`.
+    """
+    try:
+        yield
+    except BytescaleError as error:
+        if data.sources:
+            section = f"data.sources.{name}"
+
+            def named(text: str) -> str:
+                return _KEY.sub(f"{section}.", _FORMAT.sub(f"{section}.format=", text))
+
+            error.problems = tuple(
+                replace(one, message=named(one.message), hint=one.hint and named(one.hint)) for one in error.problems
+            )
+            error.args = (error.problems[0].message,)
+        raise

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.random import Generator, Philox
 
 from engine.config.schema import Config
-from engine.config.sources import source_configs
+from engine.config.sources import of_source, source_configs
 from engine.data.mixes import MIXES, draw
 from engine.data.mixture import SCALE, segments_of, weights_at
 from engine.data.overview import Corpora
@@ -98,7 +98,8 @@ def document_lengths(
 
             if one.format != "tokens":
                 check_weights(config)
-            found[name] = scan(one, sample, config.run.seed, of_all, say, config.model.vocab)
+            with of_source(config.data, name):
+                found[name] = scan(one, sample, config.run.seed, of_all, say, config.model.vocab)
         return found
     if source.name == "file":
         if sample is not None:

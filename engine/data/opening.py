@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from engine.config import schema
 from engine.config.schema import Config
-from engine.config.sources import source_configs
+from engine.config.sources import of_source, source_configs
 from engine.data.block_files import read_blocks
 from engine.data.blocks.blocks import Blocks
 from engine.data.blocks.local_blocks import LocalBlocks
@@ -22,9 +22,12 @@ from engine.run.folder import RunFolder
 
 def list_blocks(data: schema.Data) -> dict[str, Sequence[Block]]:
     """List the blocks of all sources of texts. Raises DataError for a source without documents."""
-    sources = source_configs(data)
-    texts = {name: one for name, one in sources.items() if one.format != "tokens"}
-    return {name: with_transform(FORMATS[one.format].blocks(one), one) for name, one in texts.items()}
+    found = dict[str, Sequence[Block]]()
+    for name, one in source_configs(data).items():
+        if one.format != "tokens":
+            with of_source(data, name):
+                found[name] = with_transform(FORMATS[one.format].blocks(one), one)
+    return found
 
 
 def validation_shares(data: schema.Data) -> dict[str, float]:
@@ -57,7 +60,8 @@ def open_sources(
     shares, corpora, texts = validation_shares(data), dict[str, Corpus](), dict[str, Texts]()
     for name, one in source_configs(data).items():
         if one.format == "tokens":
-            corpora[name] = TokenCorpus(name, Path(one.paths[0]), shares[name])
+            with of_source(data, name):
+                corpora[name] = TokenCorpus(name, Path(one.paths[0]), shares[name])
         else:
             texts[name] = Texts.of(one, listed[name], tokenizer)
     blocks = make_blocks(texts)  # may start processes, so after what may fail

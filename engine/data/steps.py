@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from engine.config.schema import Config
-from engine.config.sources import source_configs
+from engine.config.sources import of_source, source_configs
 from engine.data.blocks.blocks import BlockId
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus
 from engine.data.mixture import (
@@ -386,7 +386,8 @@ class Steps:
         except LookupError:
             corpus = self.corpora[self._number[name]]
             if walk.lengths == ANY:
-                raise no_documents(corpus) from None
+                with of_source(self._config.data, name):
+                    raise no_documents(corpus) from None
             raise none_of_lengths(name, corpus.place, walk.lengths) from None
 
 
