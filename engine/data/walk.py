@@ -230,13 +230,14 @@ class Walk:
 
 def never_taken(name: str, inputs: int, place: str, lengths: Sequence[LengthRange]) -> DataError:
     """Create the DataError for a document whose length no segment of `data.mix` has: it would wait forever."""
-    message = f"{name} has a document of {inputs:,} tokens, a length that no segment of data.mix takes"
-    least, most = min(one[0] for one in lengths), max(one[1] for one in lengths)
-    limits = {"shorter": least} if least > 1 else {}
-    limits |= {"longer": most} if most < ANY[1] else {}
-    drop = ", ".join(f"{key}: {value}" for key, value in limits.items())
-    hint = "widen `lengths` of a segment, or leave such documents out: "
-    hint += f"data.sources.{name}.transform=[{{drop: {{{drop}}}}}]"
+    above = min((least for least, _ in lengths if least > inputs), default=None)  # the nearest lengths that are taken
+    below = max((most for _, most in lengths if most < inputs), default=None)
+    missing = f"{(below or 0) + 1:,} to {above - 1:,}" if above else f"more than {below:,}"
+    message = f"{name} has a document of {inputs:,} tokens, and no segment of data.mix takes {missing} tokens"
+    hint = "widen `lengths` of a segment"
+    if below is None or above is None:  # `drop` cannot leave out lengths between others
+        drop = f"shorter: {above}" if below is None else f"longer: {below}"
+        hint += f", or leave such documents out: data.sources.{name}.transform=[{{drop: {{{drop}}}}}]"
     return DataError(message, key=place, hint=hint)
 
 

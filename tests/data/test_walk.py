@@ -16,7 +16,7 @@ from engine.config.schema import Segment
 from engine.data import order
 from engine.data.order import ORDER
 from engine.data.steps import Cursor, Steps, waiting_at
-from engine.data.walk import Place
+from engine.data.walk import Place, never_taken
 from engine.errors import DataError
 from tests.data.memory import Exhausted, Memory, config_of, run, steps_of
 from tests.data.resuming import StepsFrom, resumes_exactly
@@ -186,3 +186,21 @@ def test_a_cursor_without_lengths_is_that_of_earlier_versions() -> None:
     steps = steps_of([Memory([[5, 7, 9]] * 9, "a")], config_of(20, 10))
     for _, cursor in run(steps, 4):
         assert cursor.to_json().keys() == {"step", "tokens", "places", "mixer", "order"} and not cursor.waiting
+
+
+@pytest.mark.parametrize(
+    ("lengths", "inputs", "missing", "drop"),
+    [
+        ([(1, 500), (600, 20480)], 557, "501 to 599", None),
+        ([(600, 900), (1, 500), (700, 2000)], 557, "501 to 599", None),
+        ([(8, 500), (600, 900)], 7, "1 to 7", "[{drop: {shorter: 8}}]"),
+        ([(8, 500), (600, 900)], 1000, "more than 900", "[{drop: {longer: 900}}]"),
+    ],
+)
+def test_drop_is_advised_only_for_lengths_that_it_can_leave_out(
+    lengths: list[tuple[int, int]], inputs: int, missing: str, drop: str | None
+) -> None:
+    (problem,) = never_taken("web", inputs, "web.jsonl", lengths).problems
+    hint = str(problem.hint)
+    assert missing in problem.message and f"{inputs:,}" in problem.message
+    assert ("drop" in hint) == (drop is not None) and (drop or "") in hint
