@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,10 +28,11 @@ from bytescale_cli.options import (
     writable,
 )
 from bytescale_cli.profile_data import length_table
-from engine.errors import ConfigError, DataError
+from engine.errors import ConfigError, DataError, Problem
 
 if TYPE_CHECKING:
-    from engine.data.lint.findings import Finding
+    from engine.config.schema import Config
+    from engine.data.lint.findings import Finding, Tally
 
 app = typer.Typer(help="Pack, check, plan, trace and watch documents.")
 app.command()(head)
@@ -130,7 +131,7 @@ def lint(
     sources = list(source_configs(config.data).values())
     if any(one.format != "tokens" for one in sources):
         check_weights(config)
-    found = read(sources, limits, examples, workers, _progress(), say)
+    found, of_sources = read(sources, limits, examples, workers, _progress(), say)
     lengths = found.lengths_found()
     findings = [
         {
@@ -153,17 +154,37 @@ def lint(
         if documents := found.refused - files:
             parts.insert(0, f"{documents:,} of {counted(found.documents, 'document')} cannot be trained on")
         error = DataError(", and ".join(parts), key=config.data.place, hint="fix the errors above")
-    elif lengths is None:
-        error = DataError("contains no text", key=config.data.place, hint="set data.path to documents with text")
+    elif problems := list(_refused_sources(config, of_sources)):
+        error = DataError.of(problems)
     answer = {"documents": found.documents, "tokens": found.tokens, "refused": found.refused, "lengths": lengths}
     answer |= {"transforms": dict(found.changed)}
     text = f"{config.data.place}: {counted(found.documents, 'document')}, {counted(found.tokens, 'token')}\n"
     if changed := [f"{name} {TRANSFORMS[name].did} {count:,}" for name, count in found.changed.items()]:
         text += f"data.transform: {', '.join(changed)}\n"
     text += "" if lengths is None else f"{length_table(lengths)}\n"
-    text += "".join(f"\n{_finding(finding)}" for finding in found.findings.values()) or "\nno findings"
+    text += "".join(f"\n{_finding(finding)}" for finding in found.findings.values())
+    text += "" if found.findings or error else "\nno findings"
     say_toys(config, "documents")
     output.emit({"lint": answer | {"findings": findings}}, output.fill(text), as_json=json, error=error)
+
+
+def _refused_sources(config: Config, found: Iterable[Tally | DataError]) -> Iterator[Problem]:
+    """Yield the problem of each source that training refuses as a whole, from what was found in each."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from engine.config.sources import source_configs
+    from engine.data.stages import check_lengths
+
+    for name, one in zip(source_configs(config.data), found, strict=True):
+        try:
+            if isinstance(one, DataError):
+                raise one
+            check_lengths(name, np.array(sorted(one.lengths)), config.data)
+        except DataError as error:
+            (problem,) = error.problems
+            yield replace(problem, key=f"data.sources.{name}") if config.data.sources else problem
 
 
 def _finding(finding: Finding) -> str:

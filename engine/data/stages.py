@@ -90,6 +90,22 @@ def compile_stages(config: Config, found: Mapping[str, Documents]) -> Stages:
     return Stages(stages, tuple(run.used_up.values()), run.epochs, run.ended)
 
 
+def check_lengths(name: str, inputs: Ints, data: schema.Data) -> None:
+    """Raise DataError as a run does, for a document of a source that no segment takes, and a segment without any.
+
+    `inputs` are the lengths of the documents of source `name`: int64 [D], D >= 1.
+    """
+    if validation_shares(data)[name] == 1:  # no step of training has them
+        return
+    segments, place = segments_of(data), source_configs(data)[name].path_text
+    taken = np.array([(inputs >= one.lengths[0]) & (inputs <= one.lengths[1]) for one in segments])
+    if not taken.any(axis=0).all():
+        raise never_taken(name, int(inputs[~taken.any(axis=0)][0]), place, [one.lengths for one in segments])
+    for segment, takes in zip(segments, taken.any(axis=1).tolist(), strict=True):
+        if segment.weights.get(name) and not takes:
+            raise none_of_lengths(name, place, segment.lengths)
+
+
 class _Run:
     """A run, a part of a segment at a time. Lengths are in classes, of which a segment takes all documents or none."""
 
@@ -103,20 +119,14 @@ class _Run:
         least = sorted({1, *(edge for one in lengths for edge in (one[0], one[1] + 1))} - {ANY[1] + 1})
         self._takes = [np.array([first <= one <= last for one in least]) for first, last in lengths]  # of classes [C]
         shares = validation_shares(config.data)
+        for name, one in found.items():
+            check_lengths(name, one.lengths, config.data)
         # Tokens for training, documents and the longest one of each class; see `_of_classes`
         self._classes = {
             name: _of_classes(one, np.array(least), (1 - shares[name]) / one.fraction) for name, one in found.items()
         }
         self._given = {name: np.zeros(len(least)) for name in found}  # tokens of each class so far
         self._step = self._tokens = 0.0
-        for name, one in found.items():
-            taken = np.any([(one.lengths >= first) & (one.lengths <= last) for first, last in lengths], axis=0)
-            place = source_configs(config.data)[name].path_text
-            if not taken.all() and shares[name] < 1:
-                raise never_taken(name, int(one.lengths[~taken][0]), place, lengths)
-            for segment, takes in zip(self._segments, self._takes, strict=True):
-                if segment.weights.get(name) and shares[name] < 1 and not self._classes[name][0][takes].any():
-                    raise none_of_lengths(name, place, segment.lengths)
 
     @property
     def epochs(self) -> dict[str, float]:

@@ -166,3 +166,42 @@ def test_a_truncated_token_file_is_refused(documents: Path, tmp_path: Path, caps
     content[:-1].tofile(tmp_path / "a.bin")
     words = ["train", "data=tokens", f"data.path={tmp_path / 'a'}", f"run.out={tmp_path / 'run'}", "--dry-run"]
     failed(capsys, words, 4, tmp_path / "a.bin")
+
+
+DOCUMENTS = ["{}", '{"text": "a document"}', '{"text": "another one, which is longer"}']
+RANGES = "data.mix=[{weights: {web: 1, code: 1}, lengths: [1, 12]}, {step: 5, weights: {web: 1}, lengths: [90, 99]}]"
+
+
+@pytest.mark.parametrize(
+    ("web", "words", "said"),
+    [
+        (DOCUMENTS[1:], ["data.sources.web.transform=[{drop: {shorter: 99}}]"], "its transform leaves out all"),
+        ([], [], "contains no documents"),
+        ([""], [], "every document (1) is empty"),
+        (DOCUMENTS[1:], [RANGES], "web has a document of 29 tokens"),
+        (DOCUMENTS[1:2], [RANGES], "web has no document of 90 to 99 tokens"),
+    ],
+    ids=["dropped", "no documents", "empty ones", "lengths of no segment", "a segment without any"],
+)
+def test_lint_refuses_each_source_that_training_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], web: list[str], words: list[str], said: str
+) -> None:
+    for name, lines in (("web", web), ("code", DOCUMENTS[1:2])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        words = [*words, f"data.sources.{name}.path={tmp_path}/{name}.jsonl"]
+    assert run(["data", "lint", "data=jsonl", *words]) == 4
+    out, err = capsys.readouterr()
+    assert "data.sources.web" in err and said in err and "data.sources.code" not in err
+    assert "no findings" not in out
+    assert run(["data", "plan", "recipe=quickstart", "data=jsonl", *words, *SIZES]) == 4  # it refuses the same
+    assert said in capsys.readouterr().err
+
+
+def test_lint_says_that_a_transform_leaves_out_all_documents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text(f"{DOCUMENTS[1]}\n")
+    words = ["data", "lint", "data=jsonl", f"data.path={tmp_path}/a.jsonl", "data.transform=[{drop: {shorter: 99}}]"]
+    assert run(words) == 4
+    out, err = capsys.readouterr()
+    assert "leaves out all of its documents (1)" in err and "no findings" not in out

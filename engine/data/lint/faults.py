@@ -33,8 +33,12 @@ class Trained(NamedTuple):
     mask: NDArray[np.bool_] | None  # [n] which count; None: all
 
 
-def trained_on(document: Document, steps: str, tokenizer: Tokenizer | None) -> tuple[list[Trained], Mapping[str, int]]:
-    """Return what the `transform` of a block leaves of a document, and to how many pieces each step did something.
+def trained_on(
+    document: Document, steps: str, tokenizer: Tokenizer | None
+) -> tuple[list[Trained], int, Mapping[str, int]]:
+    """Return what the `transform` of a block leaves of a document.
+
+    With how many pieces were left out, and to how many each step did something.
 
     Raises DataError as `transformed` does, but not for ids that the tokenizer does not have: they stay as they are.
     """
@@ -42,11 +46,11 @@ def trained_on(document: Document, steps: str, tokenizer: Tokenizer | None) -> t
         raise document.problem
     ids = document.ids
     if ids is not None and (tokenizer is None or not len(ids) or ids.max() >= tokenizer.vocabulary):
-        return [Trained(document, ids, document.mask)], {}
+        return [Trained(document, ids, document.mask)], 0, {}
     assert tokenizer is not None
-    pieces, _, changed = transformed(document, steps, tokenizer)
+    pieces, dropped, changed = transformed(document, steps, tokenizer)
     encoded = ((piece.document, *piece.encoded) for piece in pieces)
-    return [Trained(one, ids.astype(np.int64, copy=False), mask) for one, ids, mask in encoded], changed
+    return [Trained(one, ids.astype(np.int64, copy=False), mask) for one, ids, mask in encoded], dropped, changed
 
 
 def faults(found: Trained, tokenizer: Tokenizer | None, limits: Limits) -> Iterator[tuple[str, str]]:

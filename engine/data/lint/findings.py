@@ -76,8 +76,10 @@ class Tally:
     documents: int = 0
     tokens: int = 0  # with BOS and EOS, of what transforms leave
     refused: int = 0  # documents and files with a fault that training rejects
-    lengths: Counter[int] = field(default_factory=Counter)  # inputs of the documents that have any, after transforms
+    # Inputs of the documents that training takes, after transforms
+    lengths: Counter[int] = field(default_factory=Counter)
     changed: Counter[str] = field(default_factory=Counter)  # documents to which each transform did something
+    dropped: int = 0  # pieces of documents that transforms left out
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
 
     def add(self, code: str, example: Example, problem: DataError | None = None) -> None:
@@ -93,6 +95,7 @@ class Tally:
         self.refused += other.refused
         self.lengths.update(other.lengths)
         self.changed.update(other.changed)
+        self.dropped += other.dropped
         for finding in other.findings.values():
             self._count(finding)
 
@@ -102,6 +105,6 @@ class Tally:
         known.examples += found.examples[: max(0, self.keep - len(known.examples))]
 
     def lengths_found(self) -> dict[str, Any] | None:
-        """Return the histogram of lengths; None if no document has an input."""
+        """Return the histogram of lengths; None if there is no document to train on."""
         sizes = np.array(sorted(self.lengths), dtype=np.int64)
         return histogram(sizes, np.array([self.lengths[size] for size in sizes.tolist()])) if len(sizes) else None

@@ -20,7 +20,7 @@ from engine.data.lint.copies import find_copies, record, write_records
 from engine.data.lint.faults import Limits, faults, trained_on
 from engine.data.lint.findings import CHECKS, Example, Finding, Tally
 from engine.data.lint.reading import blocks_of, documents_of, open_tokens
-from engine.data.sources.notes import notes
+from engine.data.sources.notes import notes, nothing_to_train
 from engine.data.sources.source import Block
 from engine.data.tokenizers.load import open_tokenizer
 from engine.data.workers import cores, in_processes
@@ -38,16 +38,17 @@ def lint(
     workers: int | None = None,
     progress: Progress = lambda done, total: None,
     say: Callable[[str], None] = lambda line: None,
-) -> Tally:
-    """Read all documents of all sources with `workers` processes, None for one per core, and return the findings.
+) -> tuple[Tally, list[Tally | DataError]]:
+    """Read all documents of all sources with `workers` processes, None for one per core.
 
-    The result does not depend on the number of processes. `keep` examples of each finding are kept. `say` gets the
+    Returns the findings, and for each source its own or, if it has no document to train on, the error of training. The
+    result does not depend on the number of processes. `keep` examples of each finding are kept. `say` gets the
     lines of `notes` about each source. Raises DataError if a source has no files or another format than the config
     names, OSError if the temporary folder is full.
     """
     open_tokens.cache_clear()  # files may have changed since an earlier call
     # A file among several that cannot be listed is a finding, not an error, so the others are still read.
-    tally = Tally(keep)
+    tally, own = Tally(keep), [Tally(0) for _ in sources]
     items = list[tuple[int, Block]]()
     for source, data in enumerate(sources):
         blocks = blocks_of(data, tally)
@@ -66,6 +67,7 @@ def lint(
             for finding in found.findings.values():
                 finding.examples = [places.exact(number, example) for example in finding.examples]
             tally.merge(found)
+            own[items[number][0]].merge(found)
             progress(number + 1, len(items))
         # Copies are known only when all documents have been read: by sorting the records on disk, since their hashes
         # may exceed the memory.
@@ -74,7 +76,13 @@ def lint(
         shown = [Example(0, places.of(copy), f"is a copy of {places.of(first)}") for copy, first in copies.examples]
         tally.findings["L14", ""] = Finding("L14", "", CHECKS["L14"].advice, copies.number, shown)
     tally.findings = {key: tally.findings[key] for key in sorted(tally.findings)}
-    return tally
+    of_sources = list[Tally | DataError](own)
+    for number, one in enumerate(own):
+        if not one.lengths:
+            read = [block for source, block in items if source == number]
+            empty = one.documents - one.refused
+            of_sources[number] = nothing_to_train(sources[number].place, read, empty, one.refused, one.dropped)
+    return tally, of_sources
 
 
 class _Places:
@@ -123,7 +131,7 @@ def _check_block(
         tally.documents += was_read
         # A document that training rejects counts with its reason. Only documents with ids are checked for other faults.
         try:
-            found, changed = trained_on(document, block.transform, tokenizer)
+            found, dropped, changed = trained_on(document, block.transform, tokenizer)
         except DataError as error:
             code = "L03" if isinstance(error.__cause__, UnicodeError) else "L02"
             code = code if was_read else "L01"
@@ -131,11 +139,12 @@ def _check_block(
             tally.refused += 1
             continue
         tally.changed.update(changed)
+        tally.dropped += dropped
         refused = False
         for one in found:
-            text, ids = one.document.text, one.ids
+            text, ids, mask = one.document.text, one.ids, one.mask
             tally.tokens += len(ids)
-            if len(ids) > 1:
+            if len(ids) > 1 and (mask is None or mask[1:].any()):
                 tally.lengths[len(ids) - 1] += 1
             if len(ids):
                 content = ids.astype("<i8").tobytes() if text is None else text

@@ -134,7 +134,7 @@ def test_faults_in_jsonl(
     monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 300)
     data = make_data(path, format="jsonl")
     assert packed or len(jsonl.jsonl_blocks(data)) > 50
-    tally = lint([data], LIMITS, workers=workers)
+    tally, _ = lint([data], LIMITS, workers=workers)
     longer = [f"{path}:{numbers['L16'] + 1}"]
     expected = {code: [f"{path}:{number + 1}"] for code, number in numbers.items()}
     assert found(tally) == expected | {"L15": expected["L15"] + longer}
@@ -151,7 +151,7 @@ def test_faults_in_a_folder(workers: int, write_files: WriteFiles, make_data: Ma
     root = write_files({f"{number:03d}.txt": content for number, content in enumerate(contents)})
     (root / "000").symlink_to(root / "gone")
     (root / "0005").symlink_to(root / "gone")
-    tally = lint([make_data(root)], LIMITS, workers=workers)
+    tally, _ = lint([make_data(root)], LIMITS, workers=workers)
     expected = {code: [f"{root}/{number:03d}.txt"] for code, number in numbers.items()}
     expected["L15"].append(*expected["L16"])
     assert found(tally) == expected | {"L01": [f"{root}/000", f"{root}/0005"]}
@@ -167,7 +167,7 @@ def test_faults_in_parquet(group: int, workers: int, tmp_path: Path, make_data: 
     (tmp_path / "a.parquet").write_bytes(parquet(rows, row_group_size=group))
     (tmp_path / "b.parquet").write_bytes(parquet(GOOD[35:])[:-9])
     (tmp_path / "c.parquet").write_bytes(parquet([GOOD[0]]))
-    tally = lint([make_data(tmp_path, format="parquet")], LIMITS, workers=workers)
+    tally, _ = lint([make_data(tmp_path, format="parquet")], LIMITS, workers=workers)
     expected = {code: [f"{tmp_path}/a.parquet:row {number}"] for code, number in numbers.items()}
     expected["L15"].append(*expected["L16"])
     expected["L14"].append(f"{tmp_path}/c.parquet:row 0")
@@ -182,14 +182,14 @@ def test_faults_in_token_ids(form: str, workers: int, tmp_path: Path, make_data:
     path = tmp_path / "a"
     path.write_bytes(lines(rows) if form == "jsonl" else parquet(rows))
     data = make_data(path, format=form, field="input_ids")
-    tally = lint([data], LIMITS, workers=workers)
+    tally, _ = lint([data], LIMITS, workers=workers)
     places = {code: [f"{path}:{n + 1}" if form == "jsonl" else f"{path}:row {n}"] for code, n in numbers.items()}
     assert found(tally) == places
     assert [one.examples[0].detail for (code, _), one in tally.findings.items() if code in ("L04", "L13")] == [
         "has token 300; bytes has a vocabulary of 258",
         "repeats the id 0 1,000 times from id 3 on",
     ]
-    beyond = found(lint([data], LIMITS._replace(vocabulary=257), workers=workers))["L05"]
+    beyond = found(lint([data], LIMITS._replace(vocabulary=257), workers=workers)[0])["L05"]
     assert beyond == places["L07"]
 
 
@@ -201,7 +201,7 @@ def test_faults_in_chats(workers: int, tmp_path: Path, make_data: MakeData, monk
     path = tmp_path / "a.jsonl"
     path.write_bytes(lines(rows))
     folder = chat_folder(tmp_path / "tokenizer", CHATML)
-    tally = lint([make_data(path, format="jsonl", field="messages", tokenizer=str(folder))], CHAT_LIMITS, 9, workers)
+    tally, _ = lint([make_data(path, format="jsonl", field="messages", tokenizer=str(folder))], CHAT_LIMITS, 9, workers)
     expected: dict[str, list[str]] = {}
     for name, number in numbers.items():
         expected.setdefault(name[:3], []).append(f"{path}:{number + 1}")
@@ -225,7 +225,7 @@ def test_a_role_that_the_template_refuses_is_one_finding(tmp_path: Path, make_da
     (tmp_path / "a.jsonl").write_bytes(lines([CHATS[0], *wrong]).replace(b'{"role": "system", "content": ""}, ', b""))
     folder = chat_folder(tmp_path / "tokenizer", MISTRAL)
     data = make_data(tmp_path / "a.jsonl", format="jsonl", field="messages", tokenizer=str(folder))
-    tally = lint([data], CHAT_LIMITS, workers=1)
+    tally, _ = lint([data], CHAT_LIMITS, workers=1)
     ((key, finding),) = tally.findings.items()
     assert key == (
         "L02",
@@ -240,7 +240,7 @@ def test_faults_in_a_token_file(workers: int, tmp_path: Path, make_data: MakeDat
     with TokenWriter(tmp_path / "a", np.int32) as writer:
         for one in documents:
             writer.add(np.array(one, dtype=np.int32))
-    tally = lint([make_data(tmp_path / "a", format="tokens")], LIMITS, workers=workers)
+    tally, _ = lint([make_data(tmp_path / "a", format="tokens")], LIMITS, workers=workers)
     numbers = {"L04": 6, "L05": 5, "L06": 4, "L07": 3, "L14": 2}
     assert found(tally) == {code: [f"{tmp_path}/a:document {number}"] for code, number in numbers.items()}
     assert (tally.documents, tally.tokens) == (8, sum(map(len, documents)))
@@ -257,7 +257,7 @@ def test_the_index_of_a_token_file_is_read_once(
         with TokenWriter(tmp_path / "a", np.int32) as writer:
             for number in range(documents):
                 writer.add(np.full(25, number, dtype=np.int32))
-        tally = lint([make_data(tmp_path / "a", format="tokens")], LIMITS, workers=1)
+        tally, _ = lint([make_data(tmp_path / "a", format="tokens")], LIMITS, workers=1)
         assert tally.documents == documents
     assert opened == [40, 80]
 
@@ -271,7 +271,7 @@ def test_good_documents_have_no_findings(
     else:
         root = tmp_path / "a"
         root.write_bytes(lines(list(GOOD)) if form == "jsonl" else parquet(list(GOOD)))
-    tally = lint([make_data(root, format=form)], LIMITS, workers=workers)
+    tally, _ = lint([make_data(root, format=form)], LIMITS, workers=workers)
     sizes = [len(text.encode()) for text in GOOD]
     assert tally.findings == {} and tally.refused == 0 and tally.documents == len(GOOD)
     assert tally.tokens == sum(sizes) + 2 * len(GOOD)
@@ -286,7 +286,7 @@ def test_a_file_that_was_cut_off_is_found_and_the_others_are_read(tmp_path: Path
     content = zstandard.ZstdCompressor(level=1).compress(lines([RANDOM.randbytes(90).hex() for _ in range(9000)]))
     (tmp_path / "a.jsonl.zst").write_bytes(content[: len(content) * 2 // 3])
     (tmp_path / "b.jsonl").write_bytes(lines([GOOD[0], b"{"]))
-    tally = lint([make_data(tmp_path, format="jsonl")], LIMITS, workers=1)
+    tally, _ = lint([make_data(tmp_path, format="jsonl")], LIMITS, workers=1)
     assert found(tally) == {"L01": [f"{tmp_path}/a.jsonl.zst"], "L02": [f"{tmp_path}/b.jsonl:2"]}
     assert tally.findings["L01", ""].examples[0].detail == "was cut off" and 4000 < tally.documents < 9000
 
@@ -295,7 +295,7 @@ def test_copies_are_found_across_sources(tmp_path: Path, make_data: MakeData) ->
     (tmp_path / "a").write_bytes(lines(GOOD[:3]))
     (tmp_path / "b").write_bytes(parquet([GOOD[5], GOOD[1]]))
     sources = [make_data(tmp_path / "a", format="jsonl"), make_data(tmp_path / "b", format="parquet")]
-    tally = lint([*sources, sources[0]], LIMITS, workers=1)
+    tally, _ = lint([*sources, sources[0]], LIMITS, workers=1)
     assert found(tally) == {"L14": [f"{tmp_path}/b:row 1", *(f"{tmp_path}/a:{line}" for line in (1, 2, 3))]}
     assert tally.findings["L14", ""].examples[0].detail == f"is a copy of {tmp_path}/a:2"
 
@@ -304,7 +304,7 @@ def test_the_first_examples_are_kept(tmp_path: Path, make_data: MakeData, monkey
     monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 30)
     monkeypatch.setattr(module, "_RECORDS", 3)
     (tmp_path / "a").write_bytes(lines([b"{", "", "a text"] * 20))
-    tally = lint([make_data(tmp_path / "a", format="jsonl")], LIMITS, keep=3, workers=1)
+    tally, _ = lint([make_data(tmp_path / "a", format="jsonl")], LIMITS, keep=3, workers=1)
     assert {code: (one.count, [e.place for e in one.examples]) for (code, _), one in tally.findings.items()} == {
         "L02": (20, [f"{tmp_path}/a:{line}" for line in (1, 4, 7)]),
         "L06": (20, [f"{tmp_path}/a:{line}" for line in (2, 5, 8)]),
@@ -324,7 +324,7 @@ def test_documents_are_looked_at_as_transforms_leave_them(
     cut, short = {"truncate": {"tokens": 9}}, {"drop": {"shorter": 6}}
     texts = make_data(tmp_path / "a.jsonl", format="jsonl", transform=({"split": {"tokens": 7}}, short, cut))
     ids = make_data(tmp_path / "b.jsonl", format="jsonl", field="ids", transform=({"truncate": {"tokens": 4}},))
-    tally = lint([texts, ids], LIMITS, workers=workers)
+    tally, _ = lint([texts, ids], LIMITS, workers=workers)
     first = f"{tmp_path}/a.jsonl:1"
     assert found(tally) == {
         "L02": [f"{tmp_path}/a.jsonl:5"],
@@ -336,7 +336,7 @@ def test_documents_are_looked_at_as_transforms_leave_them(
     assert tally.changed == {"split": 1, "drop": 1, "truncate": 3} and (tally.documents, tally.refused) == (8, 2)
     assert sorted(tally.lengths.elements()) == [1, 4, 8, 8, 8, 9, 9]
     split = make_data(tmp_path / "b.jsonl", format="jsonl", field="ids", transform=({"split": {"tokens": 4}},))
-    assert found(lint([split], LIMITS, workers=workers)) == {
+    assert found(lint([split], LIMITS, workers=workers)[0]) == {
         "L02": [f"{tmp_path}/b.jsonl:1"],
         "L04": [f"{tmp_path}/b.jsonl:2"],
     }
