@@ -173,7 +173,7 @@ def _text(answer: dict[str, Any]) -> str:
         lengths = "" if used["lengths"] is None else " of {:,} to {:,} tokens".format(*used["lengths"])
         text += (
             f"{used['source']}: all documents{lengths} have been used after about {counted(used['step'], 'step')}, "
-            f"{counted(used['tokens'], 'token')}; {_POLICIES[used['exhausted']]}\n"
+            f"{counted(used['tokens'], 'token')} of the run; {_POLICIES[used['exhausted']]}\n"
         )
     if ends := answer["ends"]:
         text += f"the run ends about there: {ends['source']} is used up\n"

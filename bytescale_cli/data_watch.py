@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
 _AGAIN_S, _AGAIN = 1.0, 9.0  # between two looks at the run folder: at least, and as a multiple of how long one takes
 _REPLACED = 8  # actors that the text shows
+_WHY = {  # instead of the names that Ray has for how an actor ended
+    "ActorDiedError": "its process ended",
+    "ActorUnavailableError": "its process or Ray on its host does not answer",
+    "NodeDiedError": "Ray on its host ended",
+    "OutOfMemoryError": "its host had too little memory",
+    "WorkerCrashedError": "its process ended",
+}
 
 
 def watch(
@@ -80,10 +87,11 @@ def _text(found: Watched) -> str:
         facts.append(("blocks", f"{waiting:,} waiting, {packing:,} being packed ({_time(found.queue_at)})"))
     parts = [output.record(f"{found.run}: {state}", facts)]
     if found.roles:
+        held = "" if found.running else "ended"
         roles = [
-            [one.role, f"{one.host}", f"{one.epoch}", "-" if one.pid is None else f"{one.pid}", _time(one.since), ""]
+            [one.role, f"{one.host}", f"{one.epoch}", "-" if one.pid is None else f"{one.pid}", _time(one.since), held]
             if one.vacant is None
-            else [one.role, f"{one.host}", f"{one.epoch}", "-", "-", f"lost: {one.vacant}"]
+            else [one.role, f"{one.host}", f"{one.epoch}", "-", "-", f"lost: {_WHY.get(one.vacant, one.vacant)}"]
             for one in found.roles
         ]
         parts.append(output.table(["role", "host", "epoch", "pid", "since", "state"], roles))
@@ -96,7 +104,7 @@ def _text(found: Watched) -> str:
                 f"{one.epoch}",
                 "-" if one.by is None else f"{one.by}",
                 "-" if one.seconds is None else f"{one.seconds:.2f} s",
-                one.why,
+                _WHY.get(one.why, one.why),
             ]
             for one in found.replaced[-_REPLACED:]
         ]
@@ -115,6 +123,8 @@ def _text(found: Watched) -> str:
     if sources:
         columns = ["source", "packed blocks", "documents", "tokens", "processor s", "busy loaders"]
         parts.append(output.table(columns, sources, right=True))
+        if found.step and not any(one.packed.blocks for one in found.sources):
+            parts.append("no block was packed in a step: all that were used had been packed before the first one")
     return output.fill("\n\n".join([*parts, *found.warnings]))
 
 

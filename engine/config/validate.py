@@ -185,6 +185,8 @@ def _problem(key: str, place: str, detail: Any, typed: Mapping[str, str]) -> Pro
         hint = did_you_mean(place.rpartition(".")[2], names, f"keys: {', '.join(names)}")
     elif field is None:
         hint = did_you_mean(key, keys.leaves())
+    elif detail["type"] in _BOUNDS and in_list and key not in keys.NESTED and field.examples:  # of an item
+        hint = f"for example {keys.in_shell(f'{key}={field.examples[0]}')}: {field.description}"
     elif key == keys.MIX:  # overrides cannot set its parts
         hint = f"for example {keys.example(key)}"
     else:

@@ -85,7 +85,11 @@ def folder_of(part: Path) -> Iterator[int]:
     """
     with opened(part.parent.parent, make=True) as cache:
         with suppress(FileExistsError):
-            os.mkdir(part.parent.name, 0o700, dir_fd=cache)
+            try:
+                os.mkdir(part.parent.name, 0o700, dir_fd=cache)
+            except OSError as error:
+                error.filename = str(part.parent)  # not only its name
+                raise
         with entered(cache, part.parent.name) as folder:
             found, mode = os.fstat(folder), stat.S_IMODE(os.fstat(cache).st_mode)
             # We have just made it, or were killed before this. One with files may be another folder of ours.

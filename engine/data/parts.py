@@ -217,4 +217,9 @@ def unwritable(error: OSError, place: Path) -> StorageError:
         hint = f"choose a folder that you can write to {option}"
     elif error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
         hint = f"its file system has no locks; choose a folder of another one {option}"
-    return StorageError(f"cannot be written: {error.strerror}", key=str(error.filename or place), hint=hint)
+    key = Path(error.filename or place)
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        file = next((one for one in (key, *key.parents) if one.is_file()), None)
+        if file is not None:
+            return StorageError("is a file, not a folder", key=str(file), hint=f"choose a folder {option}")
+    return StorageError(f"cannot be written: {error.strerror}", key=str(key), hint=hint)

@@ -101,8 +101,8 @@ def check_lengths(name: str, inputs: Ints, data: schema.Data) -> None:
     taken = np.array([(inputs >= one.lengths[0]) & (inputs <= one.lengths[1]) for one in segments])
     if not taken.any(axis=0).all():
         raise never_taken(name, int(inputs[~taken.any(axis=0)][0]), place, [one.lengths for one in segments])
-    for segment, takes in zip(segments, taken.any(axis=1).tolist(), strict=True):
-        if segment.weights.get(name) and not takes:
+    for segment, takes in zip(segments, taken, strict=True):
+        if segment.weights.get(name) and not takes.any():
             raise none_of_lengths(name, place, segment.lengths)
 
 

@@ -62,6 +62,13 @@ def address_problem(address: str) -> Problem | None:
     host, _, port = address.rpartition(":")
     if is_listening(host.strip("[]"), int(port)):
         return None
+    try:
+        socket.getaddrinfo(host.strip("[]"), int(port))
+    except OSError:
+        message = f"{socket.gethostname()} does not know the name {host}"
+        return Problem(
+            message, f"data.ray.address={address}", "correct it, or use the address of the host of Ray's head"
+        )
     message = f"no Ray answers at {address} from {socket.gethostname()}"
     hint = "`ray start --head` prints its address; with data.ray.address=null the run starts its own"
     return Problem(message, f"data.ray.address={address}", hint)

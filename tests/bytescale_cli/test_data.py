@@ -186,6 +186,7 @@ RANGES = "data.mix=[{weights: {web: 1, code: 1}, lengths: [1, 12]}, {step: 5, we
 def test_lint_refuses_each_source_that_training_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], web: list[str], words: list[str], said: str
 ) -> None:
+    words = words if RANGES in words else [*words, "data.mix={web: 1, code: 1}"]
     for name, lines in (("web", web), ("code", DOCUMENTS[1:2])):
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
         words = [*words, f"data.sources.{name}.path={tmp_path}/{name}.jsonl"]

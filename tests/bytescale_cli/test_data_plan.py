@@ -65,6 +65,8 @@ def test_a_source_that_is_used_up_and_the_end_of_the_run(words: list[str], capsy
     assert ends["tokens"] == found["tokens"] and found["steps"] == ends["step"]
     (code,) = (one for one in found["sources"] if one["name"] == "code")
     assert code["used_up"] == ends and code["epochs"] == pytest.approx(1)
+    assert run([*words, *more]) == 0
+    assert f"{ends['tokens']:,} tokens of the run;" in capsys.readouterr().out
 
 
 def test_what_the_cluster_does_not_hold(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

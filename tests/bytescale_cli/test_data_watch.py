@@ -42,6 +42,7 @@ def test_tables_of_roles_replaced_actors_and_sources(folder: Path, capsys: Captu
     rows = [line.split() for line in roles.splitlines()]
     assert rows[0] == ["role", "host", "epoch", "pid", "since", "state"]
     assert [row[:4] for row in rows[1:]] == [["planner", "0", "1", "101"], ["host-0", "0", "3", "103"]]
+    assert [row[-1] for row in rows[1:]] == ["ended", "ended"]
     row = replaced.splitlines()[1].split()
     assert row[2:] == ["host-0", "0", "2", "3", "5.50", "s", "deadline"]
     assert sources.splitlines()[1].split() == ["data", "2", "30", "900", "0.50", "0.25"]
@@ -64,7 +65,8 @@ def test_a_role_without_an_actor_says_why(folder: Path, capsys: Capture) -> None
     with (folder / "data" / "events.jsonl").open("a") as file:
         file.write(json.dumps(event("lost", "host-0", 3, "ActorDiedError")) + "\n")
     assert run(["data", "watch", str(folder)]) == 0
-    assert "lost: ActorDiedError" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "lost: its process ended" in out and "ActorDiedError" not in out
 
 
 def test_on_a_terminal_the_tables_are_refreshed_until_the_run_ends(
@@ -86,7 +88,8 @@ def test_on_a_terminal_the_tables_are_refreshed_until_the_run_ends(
         monkeypatch.setattr(watching, "watched", look)
         assert run(["data", "watch", str(folder)]) == 0
     assert looks == [True] * 3 and len(pauses) == 2 and min(pauses) >= 0.45
-    assert capsys.readouterr().out.count("next epoch") >= 2
+    out = capsys.readouterr().out
+    assert out.count("next epoch") >= 2 and "ended" not in out[: out.index("next epoch")]
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
@@ -97,3 +100,12 @@ def test_a_folder_without_a_data_plane_is_refused(tmp_path: Path, capsys: Captur
         said = capsys.readouterr()
         key = json.loads(said.out)["error"]["key"] if flags else said.err
         assert str(tmp_path / name) in key
+
+
+@pytest.mark.parametrize(("step", "blocks", "said"), [(2, 0, True), (2, 2, False), (0, 0, False)])
+def test_that_all_blocks_were_packed_before_the_first_step_is_said(
+    tmp_path: Path, capsys: Capture, step: int, blocks: int, said: bool
+) -> None:
+    lines = [{"step": 2, "step_s": 2.0, "packed": {"data": COST | {"blocks": blocks}} if blocks else {}}] * (step > 0)
+    assert run(["data", "watch", str(write(tmp_path / "run", [], lines))]) == 0
+    assert ("packed before the first one" in capsys.readouterr().out) == said

@@ -317,3 +317,21 @@ def test_what_one_run_leaves_out_another_refuses(tmp_path: Path, make_data: Make
     pack_block(Tokens("bytes", None, None, quarantine_after=3), tmp_path / "cache", block)
     with refused(DataError, f"{tmp_path}/a.jsonl:2"):
         pack_block(Tokens("bytes", None, None, quarantine_after=1), tmp_path / "cache", block)
+
+
+def test_a_folder_of_the_cache_that_cannot_be_made_is_named_in_full(
+    noted: Noted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").mkdir()
+
+    real = os.mkdir
+
+    def refuse(name: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        if dir_fd is not None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), name)
+        real(name, mode)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(StorageError) as caught:
+        pack_block(TOKENS, tmp_path / "cache", noted)
+    assert caught.value.problems[0].key == str(part_path(TOKENS, tmp_path / "cache", noted).parent)
