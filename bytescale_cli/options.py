@@ -267,6 +267,7 @@ def load_with_weights(
 ) -> Config:
     """Load the config of overrides, with the model of its `run.weights`; see engine.config.load.load."""
     from engine.config.load import load
+    from engine.config.named import path_without_effect
 
     keys = {text.partition("=")[0] for text in overrides}
     # The quickstart begins without weights.
@@ -276,6 +277,8 @@ def load_with_weights(
         from engine.weights.model import model_of
 
         config = load(overrides, say, rules=rules, model_of=model_of, say_model=say_model, elsewhere=elsewhere)
+    if line := path_without_effect(overrides, config.data):
+        say_model(line)
     if "recipe" not in keys and {"model", "cluster"} & keys:
         from engine.config.units import format_count
 

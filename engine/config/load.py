@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.config import checks
+from engine.config import checks, keys
 from engine.config.resolved import diff, digest, read_resolved, resolved_yaml
 from engine.config.schema import Config
 from engine.config.secret import has_secret
 from engine.config.tree import recipes
-from engine.config.validate import right_part, validate
+from engine.config.validate import NOT_SET, right_part, validate
 from engine.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -76,6 +76,9 @@ def load(
         found = checks.check(config) if config else invalid + checks.check_part(right_part(values, invalid), invalid)
     else:
         found = invalid
+    if any(str(problem.key).startswith(f"{keys.SOURCES}.") for problem in problems):
+        # A source that is refused stands in place of data.path.
+        found = [one for one in found if (one.key, one.message) != ("data.path", NOT_SET)]
     problems += located(without_base(own, found), good, own)
     if config is None or problems:
         raise ConfigError.of(problems)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from engine.config.own import OwnRecipe, separate
+from engine.config.schema import Data
 
 _DOCUMENTS = ("data.path", "data.sources", "data.mix", "data")  # data.tokenizer and others name no documents
 
@@ -66,6 +67,14 @@ def names_tokenizer(overrides: Sequence[str]) -> bool:
     """Return whether these overrides of `load`, or a user recipe that they choose, set `data.tokenizer`."""
     others, own, _ = separate(overrides)
     return sets("data.tokenizer", others, own)
+
+
+def path_without_effect(overrides: Sequence[str], data: Data) -> str | None:
+    """Return a line that says so if these overrides, or a user recipe, set `data.path`, and no source reads it."""
+    others, own, _ = separate(overrides)
+    if not data.sources or not all(one.path for one in data.sources.values()) or not sets("data.path", others, own):
+        return None
+    return f"data.path has no effect: each source of data.sources has its own path ({', '.join(data.sources)})"
 
 
 def sets(key: str, others: Sequence[str], own: Sequence[OwnRecipe]) -> bool:

@@ -27,6 +27,7 @@ _IN_HOSTFILE = ("cluster.nodes", "cluster.ranks_per_node")
 _NULLABLE = ("cluster.hostfile", "cluster.calibration", "lengths.path", "data.cache", "run.weights")
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(,\d{3})+")  # to Hydra these are several values
 _DEEPEST = 20  # brackets in brackets; no key needs more than four
+_NOT_ASCII = re.compile(r"[\w-]*[^\W\x00-\x7f][\w-]*(?=\s*:\s*[{\d])")  # a name of a source, or of its weight
 _DIGITS = re.compile(r"\d{300}")
 _SHORT_LIST = 8  # up to this many options, a hint lists them all after the nearest name
 
@@ -41,7 +42,7 @@ def check(texts: Sequence[str]) -> tuple[list[str], list[Problem]]:
         problem = _problem(text)
         if problem is None:
             good += _for_hydra(text)
-        else:
+        elif problem not in problems:  # a name of a source may be in several
             problems.append(problem)
     values = dict(text.split("=", 1) for text in good)
     if values.get("cluster.hostfile", "null") != "null":
@@ -51,11 +52,15 @@ def check(texts: Sequence[str]) -> tuple[list[str], list[Problem]]:
 
 
 def _for_hydra(text: str) -> list[str]:
-    """Return a valid override as Hydra takes it: names of sources are new keys, and whole mappings replace others."""
+    """Return a valid override as Hydra takes it: names of sources are new keys, and whole mappings replace others.
+
+    A mapping in place of a list replaces it, too, so that validation can say what is wrong with it.
+    """
     key, _, value = text.partition("=")
-    if key in (keys.SOURCES, keys.MIX) and value != "null":
-        return [f"{key}=null", f"++{text}"]
-    return [f"++{text}" if key.startswith(f"{keys.SOURCES}.") else text]
+    new = "++" if key.startswith(f"{keys.SOURCES}.") else ""
+    if (key in keys.NESTED and value != "null") or (value.startswith("{") and keys.is_list(key)):
+        return [f"{new}{key}=null", f"++{text}"]
+    return [new + text]
 
 
 def _quote_path(text: str) -> str:
@@ -140,6 +145,8 @@ def _unparsed(key: str, value: str) -> Problem:
     unknown = None if key in tree.groups() else key_problem(key, value)
     if unknown is not None:
         return unknown
+    if key in keys.NESTED and (name := _NOT_ASCII.search(value)):
+        return _wrong_name(name[0])
     if keys.is_text(key):
         return Problem("cannot be parsed", text, f"quote it twice: {keys.in_shell(f'{key}={quoted(value)}')}")
     if keys.is_texts(key):
@@ -219,9 +226,13 @@ def _source_problem(key: str) -> Problem | None:
     """Check a key below data.sources: data.sources.NAME, or data.sources.NAME.KEY."""
     name, _, inner = key.removeprefix(f"{keys.SOURCES}.").partition(".")
     if not re.match(SOURCE_NAME, name):
-        return Problem(NAME_RULE, f"{keys.SOURCES}.{name}", "for example data.sources.web.path=FOLDER")
+        return _wrong_name(name)
     if not inner or inner in Source.model_fields:
         return None
     listed = f"keys of data.sources.{name}: {', '.join(Source.model_fields)}"
     hint = did_you_mean(inner, Source.model_fields, listed)
     return Problem("unknown key", key, hint)
+
+
+def _wrong_name(name: str) -> Problem:
+    return Problem(NAME_RULE, f"{keys.SOURCES}.{name}", "for example data.sources.web.path=FOLDER")

@@ -207,10 +207,11 @@ class Source(Section):
 class Segment(Section):
     """Weights of sources from a step, or from a number of tokens of the run, on. The first segment starts at 0."""
 
-    step: int | None = Field(default=None, ge=0, le=_STEPS)
-    tokens: Tokens | None = Field(default=None, ge=0, lt=2**63)
-    weights: dict[str, Annotated[float, Field(ge=0)]]
-    lengths: tuple[_Length, _Length] | None = None  # least and most inputs of the documents that are taken; None: any
+    step: int | None = Field(default=None, ge=0, le=_STEPS, examples=["1000"])
+    tokens: Tokens | None = Field(default=None, ge=0, lt=2**63, examples=["2G"])
+    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(examples=["{web: 3, code: 1}"])
+    # Least and most inputs of the documents that are taken; None: any
+    lengths: tuple[_Length, _Length] | None = Field(default=None, examples=["[1, 8K]"])
     schedule: Schedule = "constant"  # of the previous segment's weights, up to this start
 
     @property

@@ -21,7 +21,7 @@ MISSING = "???"
 _MAX_PLAIN = 1e15  # larger floats are written with an exponent
 _SHORT_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT])", re.IGNORECASE)
 
-NAME_RULE = "must be at most 32 letters, digits, - and _, and begin with a letter or _"
+NAME_RULE = "must be at most 32 ASCII letters, digits, - and _, and begin with a letter or _"
 
 NOT_SET = "is not set"
 
@@ -178,6 +178,8 @@ def _problem(key: str, place: str, detail: Any, typed: Mapping[str, str]) -> Pro
         sentence = _PATTERNS.get(context["pattern"], "cannot be '{value}'")
     elif kind == "tuple_type" and place == keys.MIX:
         sentence = "must be a list or {{NAME: WEIGHT}}, not {value}"
+    elif key == keys.MIX and kind in ("tuple_type", "too_short", "too_long"):
+        sentence = "must be [LEAST, MOST], not {value}"
     message = sentence.format(**facts)
     # The most specific hint: a name that was meant, an example, or a value within the bounds.
     if kind == "extra_forbidden" and key in keys.NESTED:
@@ -188,7 +190,11 @@ def _problem(key: str, place: str, detail: Any, typed: Mapping[str, str]) -> Pro
     elif detail["type"] in _BOUNDS and in_list and key not in keys.NESTED and field.examples:  # of an item
         hint = f"for example {keys.in_shell(f'{key}={field.examples[0]}')}: {field.description}"
     elif key == keys.MIX:  # overrides cannot set its parts
-        hint = f"for example {keys.example(key)}"
+        inner = place.split(".")[3:]  # of a segment: data.mix.0.weights
+        meant = f"for example {inner[0]}: {field.examples[0]}" if inner and field.examples else None
+        hint = meant or f"for example {keys.example(key)}"
+        if kind == "literal_error":
+            hint = did_you_mean(str(facts["value"]), str(facts["expected"]).replace(" or ", ", ").split(", "), hint)
     else:
         hint = _hint(key if field is keys.leaves().get(key) else place, field, kind, facts, whole)
     return Problem(message, place, hint)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bytescale_cli.options import load_with_weights
 from engine.config.explain.origin import COMMAND_LINE, origins
 from engine.config.load import load
 from engine.config.named import named
@@ -85,3 +86,21 @@ def test_the_origin_of_lengths_is_what_names_the_documents() -> None:
     places = origins([GITHUB, "data=jsonl", "data.path=a"])
     assert places["lengths.name"] == f"{COMMAND_LINE} (data.path)"
     assert places["data.path"] == COMMAND_LINE
+
+
+@pytest.mark.parametrize(
+    ("file", "overrides", "said"),
+    [
+        ("", ["data.path=a", "data.sources.web.path=b"], True),
+        ("data: {path: a}", ["data.sources.web.path=b"], True),
+        ("", ["data.path=a"], False),
+        ("", ["data.sources.web.path=b"], False),
+        ("", ["data.path=a", "data.sources.web.pattern=*.txt"], False),  # which is read below data.path
+    ],
+)
+def test_a_path_that_no_source_reads_is_named(file: str, overrides: list[str], said: bool, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"defaults: [quickstart]\n{file}\n")
+    given = [f"recipe={tmp_path / 'mine.yaml'}", *overrides]
+    lines: list[str] = []
+    load_with_weights(given, say_model=lines.append)
+    assert [line.startswith("data.path has no effect") for line in lines if "data.path" in line] == [True] * said

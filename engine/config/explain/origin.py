@@ -33,12 +33,12 @@ def origins(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def located(problems: Sequence[Problem], good: Sequence[str], own: Sequence[OwnRecipe]) -> list[Problem]:
-    """Add file and line to the problems of values that a user recipe sets; keep the others.
+    """Add file and line to the problems of values that a user recipe sets. Segments of `data.mix` get their numbers.
 
     `good` are the overrides that are composed with `own`.
     """
     if not own or not problems:
-        return list(problems)
+        return [_of_segment(problem) for problem in problems]
     files, places = {str(recipe.path) for recipe in own}, _places(good, own)
 
     def place(problem: Problem) -> Problem:
@@ -47,10 +47,21 @@ def located(problems: Sequence[Problem], good: Sequence[str], own: Sequence[OwnR
             key = key.rpartition(".")[0]
         found = places.get(key, "")
         if found.rpartition(":")[0] not in files:
-            return problem
+            return _of_segment(problem)
+        problem = _of_segment(problem)
         return Problem(f"{problem.key}: {problem.message}", found, problem.hint)
 
     return [place(problem) for problem in problems]
+
+
+def _of_segment(problem: Problem) -> Problem:
+    """Count the segments of `data.mix` from 1 on, as people do: data.mix.0.weights is in segment 1."""
+    number, _, inner = str(problem.key).removeprefix(f"{keys.MIX}.").partition(".")
+    if not number.isdecimal():
+        return problem
+    # An item of `lengths` is shown by its value.
+    inner = "lengths: " if inner.startswith("lengths") else f"{inner}: " if inner else ""
+    return Problem(f"segment {int(number) + 1}: {inner}{problem.message}", keys.MIX, problem.hint)
 
 
 def _places(good: Sequence[str], own: Sequence[OwnRecipe]) -> dict[str, str]:
