@@ -87,9 +87,15 @@ def _stat(pid: int) -> list[str]:
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the processor time that a process has used, in 1/100 s; 0 if it is gone, or there is no /proc."""
+    """Return the processor time that a process has used, in seconds, with a resolution of 10 ms; 0 if it is gone."""
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) * _TICK_S if fields else 0.0
+
+
+def start_of(pid: int) -> int | None:
+    """Return when a process has started, in clock ticks since the host did; None if it is gone."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
 
 
 def is_stopped(pid: int) -> bool:

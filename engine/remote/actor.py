@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from engine.control.processes import start_of
 from engine.errors import BytescaleError
 from engine.remote.caller import Answer, Caller
 from engine.remote.supervisor import Beat
@@ -113,12 +114,3 @@ class Actor:
         """Log an error that does not explain itself where it is reported."""
         if not isinstance(error, BytescaleError):
             logging.getLogger(__name__).error("%s", what, exc_info=error)
-
-
-def start_of(pid: int) -> int | None:
-    """Return when a process has started, in clock ticks since the host did; None if there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    return int(stat.rpartition(")")[2].split()[19])

@@ -62,7 +62,7 @@ def test_json(folder: Path, capsys: Capture) -> None:
 
 
 def test_a_role_without_an_actor_says_why(folder: Path, capsys: Capture) -> None:
-    with (folder / "data" / "events.jsonl").open("a") as file:
+    with (folder / "data" / "events-host-1.jsonl").open("a") as file:
         file.write(json.dumps(event("lost", "host-0", 3, "ActorDiedError")) + "\n")
     assert run(["data", "watch", str(folder)]) == 0
     out = capsys.readouterr().out

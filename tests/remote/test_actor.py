@@ -14,8 +14,9 @@ from typing import cast
 
 import pytest
 
+from engine.control.processes import start_of
 from engine.errors import DataError
-from engine.remote.actor import Actor, start_of
+from engine.remote.actor import Actor
 from engine.remote.caller import Answer, Caller
 from engine.remote.view import Process
 

@@ -184,7 +184,7 @@ def test_waits_and_loaders_by_source_over_steps(tmp_path: Path) -> None:
     assert "step 4: web 0, code 0" in loaders.wide and "all" not in loaders.wide.partition("<path")[0]
     event = {"time": 1, "what": "scaled", "step": 3, "host": None, "before": 1, "after": 4, "source": "web"}
     (folder / "data").mkdir()
-    (folder / "data" / "events.jsonl").write_text(json.dumps(event) + "\n")
+    (folder / "data" / "events-host-1.jsonl").write_text(json.dumps(event) + "\n")
     _, loaders = run_page.data_plane(read_run(folder))
     assert "step 2: all 1, web 2, code 0" in loaders.wide and "step 3: all 4, web 2, code 1" in loaders.wide
 

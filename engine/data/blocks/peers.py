@@ -155,6 +155,8 @@ class Peer:
         self._closed.set()
         with self._state:
             self._disconnect()
+            self._met = True  # none waits for the first connection any more
+            self._state.notify_all()
 
     def _ask(self, question: bytes) -> bytes | None:
         """Return the answer to a question; None if the host is late: it does not answer, or cannot be reached."""

@@ -1,4 +1,4 @@
-"""A block to pack, how many there are, and what one costs a loader, which runs and `profile-data --cost` measure."""
+"""Blocks to pack, and what packing costs a loader, as runs and `profile-data --cost` measure it."""
 
 from __future__ import annotations
 

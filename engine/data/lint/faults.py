@@ -36,10 +36,9 @@ class Trained(NamedTuple):
 def trained_on(
     document: Document, steps: str, tokenizer: Tokenizer | None
 ) -> tuple[list[Trained], int, Mapping[str, int]]:
-    """Return what the `transform` of a block leaves of a document.
+    """Apply the `transform` of a block to a document.
 
-    With how many pieces were left out, and to how many each step did something.
-
+    Returns what training gets of it, how many pieces were left out, and how many pieces each step has changed, by name.
     Raises DataError as `transformed` does, but not for ids that the tokenizer does not have: they stay as they are.
     """
     if document.problem is not None:

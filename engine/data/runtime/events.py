@@ -1,7 +1,7 @@
 """What has happened in the data plane of a run: lines of JSON in the run folder.
 
 Each process appends to a separate file, RUN/data/events-HOST-PID.jsonl: on a network file system, lines that several
-hosts append to one file may overwrite each other. Earlier versions have written RUN/data/events.jsonl.
+hosts append to one file may overwrite each other.
 
 | what | by | other keys |
 |---|---|---|
@@ -96,7 +96,7 @@ def read_events(folder: RunFolder) -> list[dict[str, Any]]:
 
     An incomplete last line and any malformed line are dropped. Raises DataError if a file is no regular one, OSError.
     """
-    files = sorted(folder.plane_events.glob("events*.jsonl"))
+    files = sorted(folder.plane_events.glob("events-*.jsonl"))
     return [*heapq.merge(*map(_read, files), key=lambda event: event["time"])]
 
 

@@ -1,7 +1,7 @@
 """The state of the data plane of a run, from the files of its run folder: on any host, during the run or after it.
 
 ```
- data/events*.jsonl  roles, replaced actors, how many loaders there are, blocks that wait
+ data/events-*.jsonl roles, replaced actors, how many loaders there are, blocks that wait
  metrics.jsonl       what loaders have packed, waits of the ranks
 ```
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.config.sources import source_configs
-from engine.data.blocks.work import Cost, Queued
+from engine.data.blocks.work import Cost, Queued, joined_costs
 from engine.data.runtime.events import QUEUE, SCALED, read_events
 from engine.errors import ConfigError
 from engine.files import LOCK
@@ -187,8 +187,7 @@ def _packed(lines: Sequence[Mapping[str, Any]]) -> dict[str, Cost]:
     """Return what loaders have packed in these steps, by source."""
     found = dict[str, Cost]()
     for line in lines:
-        for name, cost in packed_of(line).items():
-            found[name] = found.get(name, Cost()).plus(cost)
+        found = joined_costs(found, packed_of(line))
     return found
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -98,7 +99,8 @@ def test_blocks_that_the_launcher_has_packed_belong_to_the_host_with_its_cache(t
     with several(texts, 3, placed=placed) as hosts:
         owners = {block: hosts.blocks[0].owner(block) for block in wanted}
     assert {owners[block] for block in wanted[::2]} == {"cache 1"} and owners[wanted[1]] in hosts.identities
-    assert len({*owners.values()}) == 3
+    # Names of temporary folders decide, so one of the three may have none of the others.
+    assert len({owners[block] for block in wanted[1::2]}) > 1
 
 
 def ended(*_: Any) -> bytes:
@@ -204,6 +206,16 @@ def test_attempts_to_reach_a_host_become_rarer(monkeypatch: pytest.MonkeyPatch) 
         wait_until(lambda: len(network.times) >= 8)
     pauses = [later - earlier for earlier, later in pairwise(network.times)]
     assert all(pause >= least for pause, least in zip(pauses, [0.02, 0.04, 0.08, 0.1, 0.1, 0.1], strict=False))
+
+
+def test_who_waits_for_the_first_connection_is_told_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    Network(monkeypatch)
+    peer = Peer(("127.0.0.1", 1), SECRET)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(peer.lengths, [BlockId("web", 0)])
+        wait_until(waiting.running)
+        peer.close()
+        assert waiting.result(timeout=peers._FIRST_S / 2) == {}
 
 
 def test_a_host_that_is_back_is_asked_again(texts: dict[str, Texts], monkeypatch: pytest.MonkeyPatch) -> None:

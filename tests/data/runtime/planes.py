@@ -26,6 +26,6 @@ def write(folder: Path, events: list[Any], lines: list[Mapping[str, Any]], *over
     run = RunFolder(folder)
     run.plane_events.mkdir(parents=True)
     run.resolved.write_text(resolved_yaml(load([f"run.out={folder}", *overrides])))
-    (run.plane_events / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    (run.plane_events / "events-host-1.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
     run.metrics.write_text("".join(json.dumps(one) + "\n" for one in lines))
     return folder

@@ -120,15 +120,15 @@ def test_events_with_values_of_other_types_are_left_out(tmp_path: Path, line: st
     folder = RunFolder(tmp_path)
     folder.plane_events.mkdir()
     good = json.dumps(event("taken", "planner", 1, "start"))
-    (folder.plane_events / "events.jsonl").write_text(f"{line}\n{good}\n{line}\n")
+    (folder.plane_events / "events-host-1.jsonl").write_text(f"{line}\n{good}\n{line}\n")
     assert plane_events(folder) == [json.loads(good)]
 
 
 def test_events_that_are_no_regular_file_are_refused(tmp_path: Path) -> None:
     """A named pipe would wait for a writer."""
     folder = RunFolder(write(tmp_path / "run", [], []))
-    (folder.plane_events / "events.jsonl").unlink()
-    os.mkfifo(folder.plane_events / "events.jsonl")
+    (folder.plane_events / "events-host-1.jsonl").unlink()
+    os.mkfifo(folder.plane_events / "events-host-1.jsonl")
     with pytest.raises(DataError):
         watched(folder.root)
 
