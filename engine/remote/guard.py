@@ -112,9 +112,9 @@ class Guard:
             os.write(1, json.dumps(message).encode() + b"\n")
 
     def _look(self, *waits: Any) -> bool:
-        """Wait a moment; return whether there is something to read. Raises _LeftError if the agent is gone.
+        """Wait a moment; return whether there is something to read.
 
-        Or the other process of the guard.
+        Raises _LeftError if the agent, or the other process of the guard, is gone.
         """
         readable, _, _ = select.select([0, *waits], [], [], _LOOK_S)
         if os.getppid() != self._keeper or (0 in readable and not os.read(0, 1024)):
