@@ -12,17 +12,17 @@ blocks before the window and the number of documents in it.
 Orders have numbers, and a run keeps its own (`Cursor`). They differ in the blocks of an epoch's windows, here with
 blocks of 1 MiB:
 
-| order | blocks of windows | to use n MiB of a new source, it packs |
-|---|---|---|
-| 1 | 16, 16, 16, ... | at least 16 MiB |
-| 2 | 1, 1, 2, 4, 8, 16, 16, ... | at most 2 n + 1 MiB |
+| order | of new runs | blocks of windows | to use n MiB of a new source, it packs |
+|---|---|---|---|
+| 1 | on few documents, which a start packs anyway | 16, 16, 16, ... | at least 16 MiB |
+| 2 | on others | 1, 1, 2, 4, 8, 16, 16, ... | at most 2 n + 1 MiB |
 
 Letters: N documents of a window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -36,7 +36,9 @@ from engine.data.quarantine import Unusable
 from engine.errors import DataError
 from engine.units import Ints
 
-ORDER = 2  # of new runs; 1 is that of checkpoints without a number
+ORDER = 2  # the last one; 1 is that of checkpoints without a number
+OF_NEW_RUN = 0  # in place of the number that `order_of_new` gives a run
+FEW_BYTES = 64 << 20  # of sources that are read completely before training
 WINDOW_BYTES = 16 << 20
 FEWEST, MOST = 4, 64  # blocks of a window
 _PERMUTED = 4096  # most blocks that are permuted at once
@@ -68,6 +70,22 @@ class Window(NamedTuple):
     blocks: int  # number of blocks
     unusable: list[Unusable]  # documents that were left out
     dropped: dict[BlockId, int]  # documents, and pieces of documents, that a transform left out; of blocks with any
+
+
+def are_few(corpora: Iterable[Corpus]) -> bool:
+    """Return whether there are so few documents that all are read before training."""
+    total = 0
+    for corpus in corpora:
+        for block in range(corpus.blocks):
+            total += corpus.size(block)
+            if total > FEW_BYTES:
+                return False
+    return True
+
+
+def order_of_new(corpora: Iterable[Corpus]) -> int:
+    """Return the number of the order of a new run."""
+    return 1 if are_few(corpora) else ORDER
 
 
 def window_blocks(corpus: Corpus, key: str, order: int, place: int) -> Iterator[list[int]]:

@@ -28,6 +28,7 @@ from engine.data.blocks.texts import Texts
 from engine.data.cache import cache_folder, identity_of
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus
 from engine.data.opening import list_blocks, open_sources
+from engine.data.order import FEW_BYTES, are_few
 from engine.data.parts import Tokens, is_packed, pack_blocks
 from engine.data.sequences import SequenceTable
 from engine.data.sources.notes import notes
@@ -35,7 +36,6 @@ from engine.data.steps import AHEAD_STEPS, Cursor, Steps
 from engine.data.tokenizers.load import BYTES, check_weights, open_tokenizer
 from engine.errors import BytescaleError, ConfigError, DataError
 
-SMALL = 64 << 20  # bytes of sources that are read completely
 _SECONDS = 5.0  # between two lines of progress
 Say = Callable[[str], None]
 
@@ -111,13 +111,7 @@ class Corpora:
     @cached_property
     def are_few(self) -> bool:
         """Whether there are so few documents that all are read before training."""
-        total = 0
-        for corpus in self.sources:
-            for block in range(corpus.blocks):
-                total += corpus.size(block)
-                if total > SMALL:
-                    return False
-        return True
+        return are_few(self.sources)
 
     def first(self, cursor: Cursor) -> set[BlockId]:
         """Return the blocks of texts that the step at `cursor` and the validation set need, about; all if few."""
@@ -262,7 +256,7 @@ def check_ids(corpora: Sequence[Corpus], vocabulary: int) -> None:
     """
     for corpus in corpora:
         if isinstance(corpus, TokenCorpus) and corpus.facts is None:
-            least, largest = corpus.tokens.extremes(SMALL)
+            least, largest = corpus.tokens.extremes(FEW_BYTES)
             wrong = least if least < 0 else largest
             if not 0 <= wrong < vocabulary:
                 message = f"its tokens go from {least} to {largest}, but the model's vocabulary has {vocabulary}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +36,7 @@ from engine.data.mixture import (
     segments_of,
     weights_at,
 )
-from engine.data.order import ORDER, Documents, Window, window, window_blocks
+from engine.data.order import OF_NEW_RUN, Documents, Window, order_of_new, window, window_blocks
 from engine.data.permute import Permutation
 from engine.data.quarantine import Unusable
 from engine.data.sequences import SequenceTable, fitting, sequences_of
@@ -66,7 +66,7 @@ class Cursor:
     tokens: int = 0  # inputs before
     places: Mapping[str, Place] = field(default_factory=dict)  # by the name of the source; others are at their begin
     mixer: Mapping[str, Any] | None = None  # state of the Mixer
-    order: int = ORDER  # number of the order of documents (order.py), which a run keeps
+    order: int = OF_NEW_RUN  # number of the order of documents (order.py), which a run keeps from its first step on
     # Documents before the places, by the name of the source: those of other lengths than the segment's (walk.py)
     waiting: Mapping[str, Sequence[Waiting]] = field(default_factory=dict)
 
@@ -139,7 +139,9 @@ class Steps:
             self.corpora, numbers[parts.source], documents, parts.start, parts.length, self._config.context
         )
         tokens = cursor.tokens + drawn.draws.tokens
-        return table, Cursor(cursor.step + 1, tokens, drawn.places, mixer.state, cursor.order, drawn.waiting)
+        return table, Cursor(
+            cursor.step + 1, tokens, drawn.places, mixer.state, self._order_of(cursor.order), drawn.waiting
+        )
 
     def ended(self, cursor: Cursor) -> str | None:
         """Return why there is no step at a cursor and how to continue; None if there is one.
@@ -236,11 +238,19 @@ class Steps:
             if left > 0 and count < corpus.blocks:  # a small source would have thousands of epochs
                 waiting.append((corpus, windows, 0.0, left, count))
 
+    def _order_of(self, order: int) -> int:
+        """Return the number of the order of a cursor: that of a new run depends on how many documents there are."""
+        return self._order_of_new if order == OF_NEW_RUN else order
+
+    @cached_property
+    def _order_of_new(self) -> int:
+        return order_of_new(self.corpora)
+
     def _windows(self, corpus: Corpus, order: int, place: Place) -> Iterator[list[int]]:
         """Yield the blocks of the window at a place, and of each later one until the source has been used up."""
         epoch, window = place.epoch, place.window
         while corpus.blocks and (epoch == 0 or self._exhausted[corpus.name] == "repeat"):
-            yield from window_blocks(corpus, self._key(corpus.name, epoch), order, window)
+            yield from window_blocks(corpus, self._key(corpus.name, epoch), self._order_of(order), window)
             epoch, window = epoch + 1, 0
 
     def validating(self, order: int) -> Iterator[BlockId]:
@@ -251,7 +261,9 @@ class Steps:
             if isinstance(corpus, TokenCorpus):
                 continue
             left = self._text_bytes(_POOL * tokens) / corpus.share
-            for blocks in islice(window_blocks(corpus, f"validation, {corpus.name}", order, 0), _SEARCHED):
+            for blocks in islice(
+                window_blocks(corpus, f"validation, {corpus.name}", self._order_of(order), 0), _SEARCHED
+            ):
                 yield from (BlockId(corpus.name, block) for block in blocks)
                 left -= sum(map(corpus.size, blocks))
                 if left <= 0:
@@ -268,7 +280,7 @@ class Steps:
         """Return a validation set of about `tokens` inputs."""
         key, place, documents, found = f"validation, {corpus.name}", 0, list[Documents](), 0
         for _ in range(_SEARCHED):
-            here = window(corpus, key, order, place)
+            here = window(corpus, key, self._order_of(order), place)
             self._note(here)
             documents.append(here.validated)
             place, found = place + here.blocks, found + int(here.validated.inputs.sum())
@@ -375,7 +387,7 @@ class Steps:
         blocks = self.corpora[self._number[name]].blocks
 
         def load(place: Place) -> tuple[Documents, int]:
-            return self._window(name, cursor.order, place.epoch, place.window)
+            return self._window(name, self._order_of(cursor.order), place.epoch, place.window)
 
         return Walk(place, waiting, self._lengths_at(cursor), sorted(bounds), load, blocks)
 

@@ -46,6 +46,13 @@ def test_documents_come_in_the_order_of_training(tmp_path: Path) -> None:
     assert sorted(steps[1]) == [10, 30, 36, 64]
 
 
+def test_the_first_steps_of_the_quickstart_have_short_documents_and_long_ones() -> None:
+    """A plan of whole files alone would show nothing."""
+    config = load(["recipe=quickstart"])
+    first = np.concatenate([*step_lengths(config, 4)])
+    assert np.median(first) < 100 and first.max() == config.context
+
+
 def test_a_file_is_read_in_order_and_repeated(tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
     path.write_text("# tokens\n5\n\n7  # cut\n 3\n", encoding="utf-8-sig")

@@ -134,7 +134,7 @@ def test_the_standard_library_has_the_known_bigram_entropy() -> None:
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch, write_files: WriteFiles) -> Path:
     """A hundred blocks of two documents, of which a window has four."""
-    monkeypatch.setattr(overview, "SMALL", 1000)
+    monkeypatch.setattr(order, "FEW_BYTES", 1000)
     monkeypatch.setattr(order, "WINDOW_BYTES", 80)
     monkeypatch.setattr(folder, "_BLOCK_FILES", 2)
     return write_files({name: b"%20d" % number for number, name in enumerate(MANY)})
@@ -203,10 +203,10 @@ def test_a_block_that_is_not_needed_stops_no_command(
 def test_few_documents_are_read_completely(
     many: Path, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "SMALL", 200 * 20)
+    monkeypatch.setattr(order, "FEW_BYTES", 200 * 20)
     corpora = packed(make_config(many))
     assert corpora.are_few and parts(corpora) == [{*range(100)}]
-    monkeypatch.setattr(overview, "SMALL", 200 * 20 - 1)
+    monkeypatch.setattr(order, "FEW_BYTES", 200 * 20 - 1)
     assert not Corpora(make_config(many)).are_few
 
 
@@ -223,7 +223,7 @@ def test_a_small_source_among_large_ones_is_not_counted(many: Path, tmp_path: Pa
 
 
 def test_progress_is_said_now_and_then(many: Path, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overview, "SMALL", 1 << 20)
+    monkeypatch.setattr(order, "FEW_BYTES", 1 << 20)
     clock = iter(range(0, 10_000, 2))  # seconds, at each look at the clock
     monkeypatch.setattr(overview.time, "monotonic", lambda: next(clock))
     said = list[str]()

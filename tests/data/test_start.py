@@ -21,7 +21,7 @@ def test_of_each_source_at_most_twice_the_blocks_of_its_part_of_a_step_are_packe
 ) -> None:
     """However large blocks are, and however many sources there are. A token is a byte here."""
     corpora = [Memory([[1]] * len(bytes_), str(number), bytes_=bytes_) for number, bytes_ in enumerate(sources)]
-    said = list(steps_of(corpora, config_of(20, 5)).upcoming(Cursor(), tokens))
+    said = list(steps_of(corpora, config_of(20, 5)).upcoming(Cursor(order=2), tokens))
     assert not any(corpus.opened for corpus in corpora)
     for corpus, bytes_ in zip(corpora, sources, strict=True):
         blocks = [block for name, block in said if name == corpus.name]
@@ -41,7 +41,7 @@ def test_at_most_twice_the_blocks_whose_documents_have_been_used_are_opened(
 ) -> None:
     """And one, whatever the lengths of documents are."""
     corpus, taken = Memory(blocks), Counter[int]()
-    steps, cursor = steps_of([corpus], config_of(batch, 100, seed)), Cursor()
+    steps, cursor = steps_of([corpus], config_of(batch, 100, seed)), Cursor(order=2)
     while cursor.places.get("data", (0,))[0] == 0:
         ((table, cursor),) = run(steps, 1, cursor)
         if cursor.places["data"].epoch:

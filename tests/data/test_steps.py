@@ -482,14 +482,30 @@ def test_blocks_are_said_for_as_many_bytes_as_are_wanted() -> None:
     """In the order in which they are needed; sources alternate by windows."""
     corpora = [Memory([[5]] * 40, "a"), Memory([[5]] * 6, "b")]
     steps = steps_of(corpora, config_of(20, 5))
-    said = list(steps.upcoming(Cursor(), 10 * MIB))  # a token is a byte
+    said = list(steps.upcoming(Cursor(order=2), 10 * MIB))  # a token is a byte
     assert [name for name, _ in said] == ["a", "b"] * 2 + ["a"] * 2 + ["b"] * 2 + ["a"] * 4 + ["b"] * 2
-    first = [name for name, _ in steps.upcoming(Cursor(order=1), 10 * MIB)]
-    assert first == ["a"] * 4 + ["b"] * 4 + ["a"] * 4 + ["b"] * 2
+    few = [name for name, _ in steps.upcoming(Cursor(), 10 * MIB)]
+    assert few == ["a"] * 4 + ["b"] * 4 + ["a"] * 4 + ["b"] * 2
     assert sorted(block for name, block in said if name == "b") == list(range(6)), "it has no more"
-    run(steps, 3)
+    run(steps, 3, Cursor(order=2))
     opened = list(dict.fromkeys(corpora[0].opened))
     assert opened == [block for name, block in said if name == "a"][: len(opened)]
+
+
+@pytest.mark.parametrize(("few", "number"), [(20 * MIB, 1), (20 * MIB - 1, 2)])
+def test_a_new_run_has_small_windows_only_if_documents_are_many(
+    few: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are packed at the start if they are few. A run keeps its number when that changes."""
+    monkeypatch.setattr(order, "FEW_BYTES", few)
+    corpora = [Memory([[5, 5]] * 12, "a", validation=range(0, 24, 2)), Memory([[5, 5]] * 8, "b", validation=range(8))]
+    steps, config = steps_of(corpora, config_of(20, 5)), config_of(20, 5, validation_tokens=20)
+    assert [after.order for _, after in run(steps, 3)] == [number] * 3
+    for kept in (1, 2):
+        assert [after.order for _, after in run(steps, 3, Cursor(order=kept))] == [kept] * 3
+    of_new, of_number = (steps_of(corpora, config).validation(one) for one in (Cursor().order, number))
+    assert of_new.keys() == {"a", "b"} and all(rows(of_new[name]) == rows(of_number[name]) for name in "ab")
+    assert [*steps.upcoming(Cursor(), 9 * MIB)] == [*steps.upcoming(Cursor(order=number), 9 * MIB)]
 
 
 def test_how_much_of_a_window_is_used_is_known_of_the_last_windows_alone() -> None:
@@ -573,7 +589,7 @@ def test_steps_are_those_of_a_loop_over_documents(data: st.DataObject) -> None:
         Segment(step=start, weights=data.draw(weights), schedule=data.draw(schedules) if start else "constant")
         for start in (0, *starts)
     ]
-    reference, cursor = steps_of(corpora, config, mix, policies, OneByOne), Cursor()
+    reference, cursor = steps_of(corpora, config, mix, policies, OneByOne), Cursor(order=data.draw(orders))
     assert isinstance(reference, OneByOne)
     steps = steps_of(corpora, config, mix, policies)
     for _ in range(15):
@@ -602,7 +618,7 @@ def test_many_documents_are_drawn_as_in_a_loop(long: Literal["step", "split"], m
     ]
     mix = [Segment(weights={"a": 5, "b": 3, "c": 1, "d": 0}), Segment(step=2, weights={"a": 1, "b": 1, "c": 1, "d": 4})]
     policies: dict[str, Exhausted] = {"a": "repeat", "b": "drop", "c": "repeat", "d": "drop"}
-    config, cursor = config_of(35_000, 32, long=long), Cursor()
+    config, cursor = config_of(35_000, 32, long=long), Cursor(order=2)
     steps, reference = (steps_of(corpora, config, mix, policies, kind) for kind in (Steps, OneByOne))
     for _ in range(5):
         found, expected = steps.next(cursor), reference.next(cursor)

@@ -59,7 +59,7 @@ def in_order(steps: Steps, name: str, epochs: int) -> Iterator[tuple[Place, int,
 
 def taken_in(steps: Steps, most: int) -> Iterator[tuple[Cursor, Cursor, list[tuple[int, int, int, int]]]]:
     """Each step: the cursors before and after it, and source, block, number and inputs of what it takes."""
-    cursor = Cursor()
+    cursor = Cursor(order=ORDER)
     while cursor.step < most and (found := steps.next(cursor)) is not None:
         table, after = found
         columns = table.source, table.block, table.document, table.length

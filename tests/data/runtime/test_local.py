@@ -341,7 +341,7 @@ def test_documents_that_cannot_be_used_come_with_the_first_step_after_their_bloc
     folder = RunFolder(tmp_path / "run")
     folder.root.mkdir()
     write_facts(folder, config, Corpora(config), 0)
-    planner, met, cursor = StepPlanner(open_run(folder, config), Job(config)), list[int](), Cursor()
+    planner, met, cursor = StepPlanner(open_run(folder, config), Job(config)), list[int](), Cursor(order=ORDER)
     while cursor.tokens < 9000:
         planned = received_step(planner.step(cursor))
         cursor, unusable = planned.after, planned.unusable
