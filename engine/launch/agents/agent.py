@@ -71,6 +71,7 @@ from engine.run.folder import RunFolder
 _POLL_S = 0.05
 _SHOW_S = 5.0  # between two messages that show ranks that the agent is there
 _LAST_BYTES = 4096  # of a log, in which its last line is looked for
+_ABORT_BYTES = 1 << 16  # in which the message of a C++ exception is looked for: its stack follows, twice
 _STACKS_S = 2.0
 _CONNECT_S = 10.0  # for the parent to answer
 _GONE_S = 2.0  # in which the launcher notices that an agent is gone
@@ -422,7 +423,8 @@ class Agent:
         assert self._folder is not None
         cause = Cause.read(self._folder.error(rank.rank))
         age_s = 0.0 if cause is None or cause.time is None else max(0.0, time.time() - cause.time)
-        return protocol.Ended(rank.rank, code, cause, age_s, last_line(rank.log, rank.logged))
+        aborted = thrown(rank.log, rank.logged) if code == -signal.SIGABRT else ""
+        return protocol.Ended(rank.rank, code, cause, age_s, aborted or last_line(rank.log, rank.logged))
 
 
 def _not_started(rank: int, error: OSError) -> Cause:
@@ -465,11 +467,21 @@ def write_stacks(ranks: dict[Path, int]) -> None:
 
 def last_line(log: Path, start: int) -> str:
     """Return the last line of a log that is not empty, after byte `start`; an empty text if there is none."""
+    return next(filter(None, reversed(_end_of(log, start, _LAST_BYTES))), "")
+
+
+def thrown(log: Path, start: int) -> str:
+    """Return the message of the C++ exception that ended a process, from its log after byte `start`; empty if none."""
+    lines = reversed(_end_of(log, start, _ABORT_BYTES))
+    return next((line.removeprefix("what():").strip() for line in lines if line.startswith("what():")), "")
+
+
+def _end_of(log: Path, start: int, size: int) -> list[str]:
+    """Return the stripped lines in the last `size` bytes of a log, after byte `start`."""
     with suppress(OSError), log.open("rb") as file:
-        file.seek(max(start, log.stat().st_size - _LAST_BYTES))
-        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
-        return next(filter(None, reversed(lines)), "")
-    return ""
+        file.seek(max(start, log.stat().st_size - size))
+        return [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+    return []
 
 
 def main() -> None:

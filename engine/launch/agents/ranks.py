@@ -35,6 +35,9 @@ _STACKS_S = 3.0  # for agents to write stacks
 _NAMED = 8  # most hosts whose names follow that of the first with the same problem
 # Codes of ranks that may only have noticed that another one failed, the likelier causes first.
 _CONSEQUENCES = (ExitCode.BUG, ExitCode.HANG)
+# What NCCL's watchdog says when it aborts a rank: another rank is gone or waits elsewhere. An error of CUDA, which it
+# may also be the first to meet, is the rank's own.
+_WATCHDOG, _OWN = ("processgroupnccl", "nccl", "watchdog"), ("cuda error", "cuda failure")
 
 
 class RankError(BytescaleError):
@@ -257,7 +260,8 @@ def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], fold
     stopped = stopped[: (1, 3, 4)[urgency]]
     blamed = {rank: end for rank, end in failed.items() if end.cause is not None or end.code not in stopped}
     if urgency > 1:
-        blamed = {rank: end for rank, end in blamed.items() if (end.cause or end).code not in _CONSEQUENCES}
+        of_ranks = {rank: end for rank, end in blamed.items() if not _by_watchdog(end)}
+        blamed = {rank: end for rank, end in of_ranks.items() if (end.cause or end).code not in _CONSEQUENCES}
     if not blamed:
         if failed:
             saved = all(end.code == ExitCode.PREEMPTED for end in failed.values()) or newest_first(folder.checkpoints)
@@ -267,6 +271,8 @@ def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], fold
     def order(rank: int) -> tuple[int, float]:
         """Sort key: the first failure is smallest. What another rank's failure may have caused comes last."""
         cause = blamed[rank].cause
+        if _by_watchdog(blamed[rank]):
+            return 1 + len(_CONSEQUENCES), blamed[rank].seen
         if cause is None or cause.whole or cause.code not in _CONSEQUENCES:
             return 0, blamed[rank].seen
         return 1 + _CONSEQUENCES.index(cause.code), blamed[rank].seen
@@ -280,6 +286,9 @@ def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], fold
         place = f" ({problem.key})" if problem.key else ""
         message = problem.message if cause.whole else f"rank {rank} failed: {problem.message}{place}"
         raise failed_with(message, cause.code, hint=problem.hint or logs)
+    if _by_watchdog(end):
+        message = f"rank {rank} was aborted by NCCL's watchdog, which waits for other ranks: {end.said}"
+        raise failed_with(message, ExitCode.HANG, hint=f"check the network between the hosts; {how_to_resume(folder)}")
     if end.code < 0:  # a signal killed it, so it wrote no cause
         message = f"rank {rank} was killed by {signal.Signals(-end.code).name}"
         if -end.code == signal.SIGKILL:
@@ -294,6 +303,13 @@ def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], fold
     said = f": {end.said}" if end.said else " without an error message"
     message = f"rank {rank}{place} exited with code {end.code}{said}"
     raise failed_with(message, ExitCode.BUG, hint=logs)
+
+
+def _by_watchdog(end: End) -> bool:
+    """Return whether NCCL's watchdog has aborted a rank because of another one."""
+    said = end.said.lower()
+    signs = any(sign in said for sign in _WATCHDOG) and not any(sign in said for sign in _OWN)
+    return end.cause is None and end.code == -signal.SIGABRT and signs
 
 
 def stopped_on_request(folder: RunFolder, saved: bool) -> PreemptedError:

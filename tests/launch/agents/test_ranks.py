@@ -112,6 +112,41 @@ def test_a_death_precedes_a_known_cause_that_follows_from_it(folder: RunFolder) 
         run(folder, fails(folder, 0, 0.6, 74, "cannot write"), "import os; os.abort()")
 
 
+# What a process prints that NCCL's watchdog aborts, with the stack that follows.
+WATCHDOG = """
+import os, sys, time
+time.sleep({delay})
+print("terminate called after throwing an instance of 'c10::DistBackendError'", file=sys.stderr)
+print("  what():  [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with exception: {why}")
+print("Exception raised from checkForNCCLErrors at ProcessGroupNCCL.cpp:2136 (most recent call first):")
+print("frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x98 (0x7f in libc10.so)\\n" * 60)
+sys.stdout.flush()
+os.abort()
+"""
+
+
+@pytest.mark.parametrize(("code", "message"), [(70, "AcceleratorError: unspecified"), (124, "lost its connection")])
+def test_an_abort_by_the_watchdog_of_nccl_is_a_consequence_even_of_what_is_seen_later(
+    folder: RunFolder, code: int, message: str
+) -> None:
+    """The rank that failed first takes its time to say so, and the watchdog of its peer is quick."""
+    aborted = WATCHDOG.format(delay=0.1, why="NCCL error: remote process exited or there was a network error")
+    with failure(folder, 0, code):
+        run(folder, fails(folder, 0, 0.5, code, message), aborted)
+
+
+def test_an_abort_by_the_watchdog_of_nccl_alone_is_a_hang(folder: RunFolder) -> None:
+    with failure(folder, 1, 124) as problems:
+        run(folder, "pass", WATCHDOG.format(delay=0, why="Watchdog caught collective operation timeout"))
+    assert "collective operation timeout" in problems[0].message
+
+
+def test_an_error_of_cuda_that_the_watchdog_meets_first_is_the_cause(folder: RunFolder) -> None:
+    aborted = WATCHDOG.format(delay=0.1, why="CUDA error: an illegal memory access was encountered")
+    with failure(folder, 1, 134):
+        run(folder, fails(folder, 0, 0.5, 70, "KeyError: x"), aborted)
+
+
 def test_a_lost_connection_is_a_consequence_of_any_other_failure(folder: RunFolder) -> None:
     """Also of a bug that is seen later: the rank that has it takes its time to end."""
     lost = fails(folder, 0, 0.1, 124, "lost its connection to another rank: closed by peer")
