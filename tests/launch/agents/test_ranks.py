@@ -117,7 +117,7 @@ WATCHDOG = """
 import os, sys, time
 time.sleep({delay})
 print("terminate called after throwing an instance of 'c10::DistBackendError'", file=sys.stderr)
-print("  what():  [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with exception: {why}")
+print("  what():  [PG ID 0 PG GUID 0 Rank 1] Process group watchdog thread terminated with exception: {why}")
 print("Exception raised from checkForNCCLErrors at ProcessGroupNCCL.cpp:2136 (most recent call first):")
 print("frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x98 (0x7f in libc10.so)\\n" * 60)
 sys.stdout.flush()
