@@ -19,7 +19,9 @@ from engine.launch.checks.interface import GLOO, NCCL, interface_problem, loopba
 _FILES = 1 << 16  # open at once: two for each node
 _FEWEST_FILES = 64  # of a rank, its planning process or the launcher, besides connections
 _FEWEST_THREADS = 8  # of a rank and its planning process
-SOCKETS = {True: 0, False: 2}  # of a rank to each other one, by whether it uses GPUs: one for each group of gloo
+# Of a rank to each other one, by whether it uses GPUs: one for each group of gloo. NCCL connects to few ranks, and the
+# first rank has no socket to every other one: PyTorch's store goes over the agents (engine/parallel/store.py).
+SOCKETS = {True: 0, False: 2}
 
 
 class Need(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import signal
 import socket
 import stat
@@ -69,6 +70,21 @@ def ranks_of(launcher: Launcher, count: int = 1) -> list[psutil.Process]:
         if len(found := [child for child in children if "engine.launch.agents.agent" not in child.cmdline()]) == count:
             return sorted(found, key=lambda process: process.pid)
         time.sleep(0.01)
+
+
+def test_the_agent_and_its_ranks_may_open_many_files(folder: RunFolder, tmp_path: Path) -> None:
+    """ssh starts the agent with the limit of a login shell, usually 1,024; the launcher's does not reach it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        with Launcher(tmp_path / "agent.txt") as launcher:
+            launcher.until(Hello)
+            launcher.link.send(start(folder, SLEEPS))
+            pids = [launcher.process.pid, *(process.pid for process in ranks_of(launcher))]
+            limits = [resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert limits == [(hard if hard != resource.RLIM_INFINITY and hard < 1 << 16 else 1 << 16, hard)] * 2
 
 
 def gone(processes: list[psutil.Process]) -> bool:
