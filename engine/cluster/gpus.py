@@ -1,14 +1,66 @@
-"""GPUs of this machine and whether PyTorch can use them, without importing torch, which takes seconds."""
+"""GPUs of this machine and whether PyTorch can use them, without importing torch, which takes seconds.
+
+`python -m engine.cluster.gpus` prints the GPUs that its process sees.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import runpy
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.errors import Problem
+from engine.readers import parse_line
+
+_ANSWER_S = 15.0  # for the driver: without its persistence mode it first wakes each GPU
+_KILLED_S = 1.0
+
+
+class Gpu(NamedTuple):
+    """A GPU as the CUDA driver describes it."""
+
+    name: str
+    pci: str  # its folder in /sys/bus/pci/devices, such as 0000:3b:00.0
+
+
+def gpus() -> list[Gpu]:
+    """Return the GPUs that a process started from here can use, in CUDA's order. Empty text is not known."""
+    cuda, found = _driver(), list[Gpu]()
+    for index in range(visible_gpus()):
+        device, texts = ctypes.c_int(), list[str]()
+        failed = cuda.cuDeviceGet(ctypes.byref(device), index)
+        for ask in (cuda.cuDeviceGetName, cuda.cuDeviceGetPCIBusId):
+            text = ctypes.create_string_buffer(128)
+            texts.append("" if failed or ask(text, len(text), device) else text.value.decode(errors="replace"))
+        found.append(Gpu(texts[0], texts[1].lower()))
+    return found
+
+
+def gpus_seen(environment: Mapping[str, str]) -> list[Gpu] | None:
+    """Return the GPUs that a process with these variables can use; None if the driver does not answer.
+
+    A new process asks: the driver of this one would answer from memory about a GPU that was lost, and never ends a call
+    about a broken one.
+    """
+    program, quiet = [sys.executable, "-m", "engine.cluster.gpus"], subprocess.DEVNULL
+    with suppress(OSError, ValueError, subprocess.TimeoutExpired):
+        process = subprocess.Popen(program, env=dict(environment), stdin=quiet, stdout=subprocess.PIPE, stderr=quiet)
+        try:
+            return [Gpu(*one) for one in parse_line(process.communicate(timeout=_ANSWER_S)[0])]
+        finally:
+            process.kill()
+            assert process.stdout is not None
+            process.stdout.close()
+            with suppress(subprocess.TimeoutExpired):  # the kernel cannot end a process inside a driver that hangs
+                process.wait(_KILLED_S)
+    return None
 
 
 def visible_gpus() -> int:
@@ -67,3 +119,7 @@ def _driver() -> Any:
     except OSError:
         return None  # no NVIDIA driver is installed
     return None if cuda.cuInit(0) else cuda
+
+
+if __name__ == "__main__":
+    print(json.dumps(gpus()))

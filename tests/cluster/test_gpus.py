@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.cluster.gpus import driver_version, least_gpu_memory, pytorch_without_cuda, visible_gpus
+from engine.cluster import gpus
+from engine.cluster.gpus import Gpu, driver_version, gpus_seen, least_gpu_memory, pytorch_without_cuda, visible_gpus
 
 
 class Driver:
@@ -40,6 +42,14 @@ class Driver:
         memory._obj.value = self.memories[device.value - 100]
         return self.measuring
 
+    def cuDeviceGetName(self, text: Any, size: int, device: ctypes.c_int) -> int:  # noqa: N802
+        text.value = f"card {device.value}".encode()
+        return 0
+
+    def cuDeviceGetPCIBusId(self, text: Any, size: int, device: ctypes.c_int) -> int:  # noqa: N802
+        text.value = f"0000:{device.value:X}:00.0".encode()
+        return self.measuring
+
 
 @pytest.mark.parametrize(
     ("driver", "gpus"), [(Driver(8), 8), (Driver(0), 0), (Driver(8, init=803), 0), (Driver(8, counting=1), 0)]
@@ -58,6 +68,24 @@ def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(ctypes, "CDLL", missing)
     assert visible_gpus() == 0
     assert least_gpu_memory() is None
+
+
+def test_gpus_are_named_with_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver writes addresses in capitals, the kernel names folders in small letters."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(11))
+    assert gpus.gpus()[10] == Gpu("card 110", "0000:6e:00.0")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(1, measuring=1))
+    assert gpus.gpus() == [Gpu("card 100", "")]
+
+
+def test_another_process_is_asked_and_one_that_hangs_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(gpus, "_ANSWER_S", 0.5)
+    assert gpus_seen({**os.environ, "PYTHONPATH": str(tmp_path)}) is None
+    monkeypatch.setattr(gpus, "_ANSWER_S", 20.0)
+    assert gpus_seen({**os.environ, "CUDA_VISIBLE_DEVICES": ""}) == []
 
 
 @pytest.mark.parametrize(

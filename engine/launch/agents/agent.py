@@ -48,10 +48,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from engine.cluster.gpus import gpus_seen
+from engine.config.units import counted
 from engine.control import protocol
 from engine.control.branch import Branch
 from engine.control.clock import AwakeClock
@@ -279,6 +281,9 @@ class Agent:
         # The launcher has checked its own host, but with its own variables.
         world = int(environment.get("WORLD_SIZE") or len(work.ranks))
         problem = unready(Need(len(work.ranks), world, 1 if tree is None else 2, work.gpus), environment)
+        gpus = gpus_seen(environment) if work.gpus else None
+        if problem is None and gpus is not None and len(gpus) < len(work.ranks):
+            problem = _too_few(len(gpus), len(work.ranks), environment)
         # The interface towards the other hosts. Left to themselves, gloo and NCCL may choose one that no other host
         # reaches.
         name = work.peer and interface_towards(work.peer)
@@ -432,6 +437,16 @@ def _not_started(rank: int, error: OSError) -> Cause:
     message = f"rank {rank} could not be started on {socket.gethostname()}: {error.filename}: {error.strerror}"
     hint = f"every host needs this folder, the run folder and {sys.executable} under the same paths"
     return Cause(ExitCode.PREFLIGHT, Problem(message, hint=hint), whole=True)
+
+
+def _too_few(gpus: int, ranks: int, environment: Mapping[str, str]) -> Problem:
+    """Describe a host with fewer GPUs than ranks."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    seen = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible or repr(visible)}"
+    message = f"{counted(ranks, 'rank')} need one GPU each, but CUDA finds {gpus} on this host{seen}"
+    return Problem(
+        message, socket.gethostname(), "check `nvidia-smi` there, or set the slots of this host to that number"
+    )
 
 
 def _not_joined(error: OSError, parent: tuple[str, int] | None) -> Cause:

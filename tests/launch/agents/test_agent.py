@@ -14,12 +14,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from engine.cluster.gpus import Gpu
 from engine.control.link import SILENCE_S, Link
 from engine.control.protocol import (
     Again,
@@ -45,6 +47,7 @@ from tests.launch.agents.nodes import Launcher, real_rank, start, work
 
 pytestmark = pytest.mark.long
 
+GPU = Gpu("card", "0000:3b:00.0")
 SLEEPS = "import time; time.sleep(60)"
 CHILD = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
 
@@ -127,6 +130,34 @@ def test_ranks_compile_in_a_few_processes_unless_the_user_chose_a_number(
     assert {one["OMP_NUM_THREADS"] for one in started} == {chosen or str(max(1, cores // ranks))}
     link.close()
     other.close()
+
+
+@pytest.mark.parametrize("found", [1, 2, None])
+def test_a_host_with_fewer_gpus_than_ranks_is_named_before_they_start(
+    folder: RunFolder, found: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher counts those of its own host only. None: the driver does not answer, and ranks say why."""
+    started = list[int]()
+
+    def begin(rank: int, *_: Any) -> None:
+        started.append(rank)
+        raise OSError(2, "enough", "x")
+
+    monkeypatch.setattr(agents, "_Rank", begin)
+    monkeypatch.setattr(agents, "gpus_seen", lambda environment: None if found is None else [GPU] * found)
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu-b")
+    ours, theirs = (end.detach() for end in socket.socketpair())
+    link, other = Link(ours, ours), Link(theirs, theirs)
+    Agent(link)._start(replace(work(folder, "pass", "pass", first=8), gpus=True), None)
+    link.close()
+    ends = [message for message in other.receive() if isinstance(message, Ended)]
+    other.close()
+    assert [end.rank for end in ends] == [8, 9] and started == ([] if found == 1 else [8, 9])
+    if found == 1:
+        assert all(end.cause and end.cause.code == 3 and end.cause.whole for end in ends)
+        assert ends[0].cause and ends[0].cause.problem.message.startswith(
+            "gpu-b: 2 ranks need one GPU each, but CUDA finds 1"
+        )
 
 
 def test_other_hosts_are_reached_over_the_interface_of_the_route_unless_the_user_chose_one(
