@@ -25,6 +25,12 @@ _ON_DEVICE = ("cuda error: out of memory", "cuda out of memory", "_status_alloc_
 _ON_HOST = ("can't allocate memory", "not enough memory", "cannot allocate memory", "bad_alloc", "out of memory")
 _NO_SEGMENT = "failed to map segment from shared object"
 _SAID = 200  # characters of a library's message
+# What CUDA, and NCCL that passes it on, say when a GPU or its link fails: cudaErrorECCUncorrectable, ErrorContained,
+# ErrorNvlinkUncorrectable; Xid 79, after which calls return cudaErrorLaunchFailure, as some bugs of kernels do.
+_BROKEN = (
+    *("uncorrectable ecc", "uncorrectable nvlink", "over nvlink or a hardware error", "unspecified launch failure"),
+    *("fallen off the bus", "gpu is lost"),
+)
 _SEMAPHORE, _SEGMENT = 1 << 12, 16 << 20  # bytes of either, at most
 
 
@@ -189,6 +195,17 @@ def memory_error(error: BaseException) -> MemoryFitError | None:
     message = f"out of memory: the host's is full{place}{f' ({said})' if said else ''}"
     hint = "free some, or choose smaller values: capacity, batch_tokens, fewer ranks or loaders on a host"
     return MemoryFitError(message, hint=hint)
+
+
+def broken_gpu(text: str, gpu: str) -> Problem | None:
+    """Return the problem if the text of an error says that a GPU has failed; `gpu` names it. None otherwise."""
+    line = next((line.strip()[:_SAID] for line in text.splitlines() if _signs(line, _BROKEN)), None)
+    if line is None:
+        return None
+    hint = (
+        "look for Xid in its kernel log (`dmesg`), and at `nvidia-smi -q`; to continue without this host, leave it out"
+    )
+    return Problem(f"{gpu} has failed: {line}", hint=f"{hint} of the hostfile and resume")
 
 
 def _signs(text: str, signs: tuple[str, ...]) -> bool:

@@ -11,6 +11,7 @@ from engine.run import metrics
 from engine.run.folder import RunFolder
 
 _MOST = 3  # failures of a step
+_MOST_BROKEN = 2  # failures of GPUs of a host: a new process does without a bad page, but not without a GPU
 _WAITS_S = (10.0, 30.0, 60.0)  # before restarts after which a host could not be used, the last one for all others
 
 # Mistakes of the user, and conditions that stay: the next start would fail too.
@@ -43,6 +44,7 @@ class Restarts:
         """Allow at most `most` restarts."""
         self._most, self._folder = most, folder
         self._failed = Counter[int]()  # by step
+        self._broken = Counter[str]()  # by host
         self._absent = 0  # restarts at which a host could not be used
         self._failure: RankError | None = None  # the last one of a rank
 
@@ -50,7 +52,8 @@ class Restarts:
         """Return how the run starts again after an error; it had started after step `start`.
 
         Raises the error if a restart would not help, or none is left: at the first failure before any step was
-        finished, the cause is most likely the config or the machine. Raises StuckError if the step failed three times.
+        finished, the cause is most likely the config or the machine, and at the second failure of a GPU of one host.
+        Raises StuckError if the step failed three times.
         If a host cannot be used at a restart, the error is that of the rank which had made the restart necessary.
         """
         (problem, *_) = error.problems
@@ -63,7 +66,11 @@ class Restarts:
             wait_s = _WAITS_S[min(self._absent, len(_WAITS_S)) - 1]  # a host that reboots, or a network that is down
             return Restart(f"{problem.message}; restart {count} of {self._most} in {wait_s:.0f} s", wait_s)
         done = max((line["step"] for line in metrics.read_metrics(self._folder.metrics)[-1:]), default=0)
-        if error.asked or error.code in _FINAL or not self._most or (self._failure is None and done <= start):
+        final = error.code in _FINAL and not error.hardware
+        if error.asked or final or not self._most or (self._failure is None and done <= start):
+            raise error
+        self._broken[error.host] += error.hardware
+        if self._broken[error.host] == _MOST_BROKEN:
             raise error
         self._failure = error
         step = done + 1

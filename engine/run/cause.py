@@ -19,13 +19,20 @@ class Cause:
     problem: Problem
     time: float | None = None  # when, on the clock of its host, if the rank itself has written it
     whole: bool = False  # the message names the host, and needs no rank before it
+    hardware: bool = False  # a GPU has failed
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Cause:
         """Make a cause of what `to_json` returned, perhaps in an older version that knew less."""
         code, time = int(found.get("code", ExitCode.BUG)), found.get("time")
         problem = Problem(found.get("message", ""), found.get("key"), found.get("hint"))
-        return cls(code, problem, None if time is None else float(time), found.get("whole", False))
+        return cls(
+            code,
+            problem,
+            None if time is None else float(time),
+            found.get("whole", False),
+            found.get("hardware", False),
+        )
 
     @classmethod
     def read(cls, path: Path) -> Cause | None:
@@ -39,4 +46,5 @@ class Cause:
         """Return the fields that are written and sent."""
         problem = self.problem
         found = {"code": int(self.code), "message": problem.message, "key": problem.key, "hint": problem.hint}
-        return found | ({} if self.time is None else {"time": self.time}) | ({"whole": True} if self.whole else {})
+        flags = {name: True for name in ("whole", "hardware") if getattr(self, name)}
+        return found | ({} if self.time is None else {"time": self.time}) | flags

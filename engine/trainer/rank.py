@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -24,7 +25,7 @@ from engine.control import progress
 from engine.control.chaos import Chaos
 from engine.control.control import Control
 from engine.control.link import Link
-from engine.errors import BytescaleError, ExitCode, Problem, memory_error, storage_error
+from engine.errors import BytescaleError, ExitCode, Problem, broken_gpu, memory_error, storage_error
 from engine.files import write_json
 from engine.run.cause import Cause
 from engine.run.folder import RunFolder
@@ -157,6 +158,9 @@ def explain(error: BaseException) -> Cause:
         return Cause(known.code, known.problems[0])
     if any(sign in str(error) for sign in ("PytorchStreamWriter", "inline_container")):  # torch.save hides the OSError
         return Cause(ExitCode.STORAGE, Problem("storage failed while a checkpoint was written"))
+    rank, gpu = os.environ.get("RANK", "0"), os.environ.get("LOCAL_RANK", "0")
+    if broken := broken_gpu(str(error), f"GPU {gpu} of {socket.gethostname()} (rank {rank})"):
+        return Cause(ExitCode.PREFLIGHT, broken, whole=True, hardware=True)
     text = str(error).strip().splitlines()
     lost = isinstance(error, ConnectionError) or type(error).__name__ in _LOST_TYPES
     if lost or any(sign in str(error) for sign in _LOST_SIGNS):

@@ -93,3 +93,19 @@ def test_without_restarts_every_failure_is_final(folder: RunFolder) -> None:
     done(folder, 4)
     with pytest.raises(RankError):
         Restarts(0, folder).after(failure(folder, ExitCode.HANG), start=0)
+
+
+def test_a_host_whose_gpus_fail_twice_is_not_tried_until_the_step_is_stuck(folder: RunFolder) -> None:
+    """A new process does without a bad page of memory, so one failure is no reason to end the run."""
+    restarts = Restarts(9, folder)
+    done(folder, 4)
+
+    def broken(host: str) -> RankError:
+        return RankError("GPU 3 has failed", ExitCode.PREFLIGHT, folder.log(1), "hint", 1, host, hardware=True)
+
+    assert restarts.after(broken("gpu-a"), start=0).line == "GPU 3 has failed; restart 1 of 9"
+    done(folder, 9)
+    restarts.after(broken("gpu-b"), start=4)
+    done(folder, 12)
+    with refused(RankError, folder.log(1), code=3, host="gpu-a"):
+        restarts.after(broken("gpu-a"), start=9)

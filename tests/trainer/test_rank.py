@@ -18,6 +18,7 @@ import torch
 from engine.control.link import RANK_LINK
 from engine.control.protocol import Alive, At, Stop, line_of, message_of
 from engine.errors import DataError, ExitCode
+from engine.run.cause import Cause
 from engine.run.folder import RunFolder
 from engine.trainer.rank import explain, importing
 from tests.launch.agents.nodes import real_rank
@@ -45,6 +46,19 @@ ERRORS = [
     (ConnectionError("the first has ended"), ExitCode.HANG, "its connection to another rank: the first has ended"),
     (torch.distributed.DistBackendError("NCCL error: remote\nmore"), ExitCode.HANG, "another rank: NCCL error: remote"),
     (ValueError("odd\nmore"), ExitCode.BUG, "ValueError: odd"),
+    (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), ExitCode.BUG, "illegal memory"),
+]
+# Texts of cudaGetErrorString, NVML and NCCL.
+BROKEN = [
+    torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronous"),
+    torch.AcceleratorError("CUDA error: uncorrectable NVLink error detected during the execution"),
+    torch.AcceleratorError("CUDA error: unspecified launch failure"),
+    torch.AcceleratorError("CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error"),
+    RuntimeError("Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost"),
+    torch.distributed.DistBackendError(
+        "NCCL error in: ProcessGroupNCCL.cpp:90, unhandled cuda error\nncclUnhandledCudaError: Call to CUDA function "
+        "failed.\nLast error:\nCuda failure 719 'unspecified launch failure'"
+    ),
 ]
 
 
@@ -190,3 +204,14 @@ def test_each_error_has_its_exit_code_and_one_sentence(error: BaseException, cod
     assert cause.code == code
     assert message in cause.problem.message
     assert "\n" not in cause.problem.message
+
+
+@pytest.mark.parametrize("error", BROKEN)
+def test_a_gpu_that_fails_is_named_with_its_host(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "11")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu-b")
+    cause = explain(error)
+    assert (cause.code, cause.hardware, cause.whole) == (ExitCode.PREFLIGHT, True, True)
+    assert cause.problem.message.startswith("GPU 3 of gpu-b (rank 11) has failed: ") and cause.problem.hint
+    assert cause == Cause.of_json(cause.to_json())

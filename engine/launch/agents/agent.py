@@ -78,6 +78,9 @@ _STACKS_S = 2.0
 _CONNECT_S = 10.0  # for the parent to answer
 _GONE_S = 2.0  # in which the launcher notices that an agent is gone
 _LOOPBACK = "127.0.0.1"
+_KILLED_S = (
+    30.0  # for the system to end a killed rank: it unpins its memory first, and may wait for a lost GPU for ever
+)
 _NOT_STARTED = 127  # the exit code of a shell for a program that cannot be started
 
 # Processes in which a rank compiles kernels. PyTorch starts up to 32 in each rank, with 300 MB of host memory each.
@@ -230,8 +233,13 @@ class Agent:
         """Kill all ranks, and leave the tree of agents."""
         for rank in self._ranks.values():
             rank.kill()
+        last = time.monotonic() + _KILLED_S
         for rank in self._ranks.values():
-            rank.process.wait()
+            try:
+                rank.process.wait(max(0.0, last - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                what = "does not end although it was killed: its GPU or the storage does not answer"
+                print(f"rank {rank.rank} (process {rank.process.pid}) {what}", file=sys.stderr, flush=True)
             self._forget(rank)
         self._ranks.clear()
         if self._plane is not None:
@@ -372,7 +380,8 @@ class Agent:
             return
         for number, rank in list(self._ranks.items()):
             rank.kill()
-            rank.process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                rank.process.wait(_KILLED_S)
             self._forget(rank)
             self._launcher.send(protocol.Ended(number, int(cause.code), cause, 0.0, said=""))
         self._ranks.clear()

@@ -20,7 +20,7 @@ from engine import interrupts
 from engine.cluster.hosts import is_local
 from engine.control import protocol
 from engine.control.signals import WARNING, handled
-from engine.errors import BytescaleError, ExitCode, PreflightError, Problem
+from engine.errors import BytescaleError, ExitCode, PreflightError, Problem, broken_gpu
 from engine.launch.agents.commands import NodeCommand
 from engine.launch.agents.launchers import Launcher, Starts, how_to_resume
 from engine.launch.agents.nodes import POLL_S, End, Nodes
@@ -43,15 +43,18 @@ _WATCHDOG, _OWN = ("processgroupnccl", "nccl", "watchdog"), ("cuda error", "cuda
 class RankError(BytescaleError):
     """A rank failed. `code` is the rank's exit code, 128 + N if signal N killed it, or BUG if it gave no reason.
 
-    `rank` and `host` are where the first failure was. If a whole host failed, `rank` is its first one.
+    `rank` and `host` are where the first failure was. If a whole host failed, `rank` is its first one. `hardware` says
+    whether a GPU has failed.
     """
 
     traced = True
 
-    def __init__(self, message: str, code: int, key: Path, hint: str, rank: int, host: str) -> None:
+    def __init__(
+        self, message: str, code: int, key: Path, hint: str, rank: int, host: str, hardware: bool = False
+    ) -> None:
         super().__init__(message, key=str(key), hint=hint)
         self.code = code  # type: ignore[assignment]  # the code of a signal is not in the table
-        self.rank, self.host = rank, host
+        self.rank, self.host, self.hardware = rank, host, hardware
         self.asked = False  # whether the run was also asked to stop
 
 
@@ -285,10 +288,12 @@ def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], fold
         problem = cause.problem
         place = f" ({problem.key})" if problem.key else ""
         message = problem.message if cause.whole else f"rank {rank} failed: {problem.message}{place}"
-        raise failed_with(message, cause.code, hint=problem.hint or logs)
+        raise failed_with(message, cause.code, hint=problem.hint or logs, hardware=cause.hardware)
     if _by_watchdog(end):
         message = f"rank {rank} was aborted by NCCL's watchdog, which waits for other ranks: {end.said}"
         raise failed_with(message, ExitCode.HANG, hint=f"check the network between the hosts; {how_to_resume(folder)}")
+    if end.code < 0 and (broken := broken_gpu(end.said, f"the GPU of rank {rank} on {host}")):  # the watchdog met it
+        raise failed_with(broken.message, ExitCode.PREFLIGHT, hint=broken.hint or logs, hardware=True)
     if end.code < 0:  # a signal killed it, so it wrote no cause
         message = f"rank {rank} was killed by {signal.Signals(-end.code).name}"
         if -end.code == signal.SIGKILL:

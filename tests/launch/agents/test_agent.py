@@ -160,6 +160,25 @@ def test_a_host_with_fewer_gpus_than_ranks_is_named_before_they_start(
         )
 
 
+def test_an_agent_does_not_wait_for_ever_for_a_rank_that_cannot_be_killed(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A process in a call of the driver about a lost GPU does not end; here one that gets no signal."""
+    monkeypatch.setattr(agents, "_KILLED_S", 0.2)
+    monkeypatch.setattr(agents._Rank, "kill", lambda rank: None)
+    ours, theirs = (end.detach() for end in socket.socketpair())
+    link, other = Link(ours, ours), Link(theirs, theirs)
+    agent = Agent(link)
+    agent._start(work(folder, SLEEPS), None)
+    (rank,) = agent._ranks.values()
+    agent.close()
+    link.close()
+    other.close()
+    assert not agent._ranks and f"rank 0 (process {rank.process.pid})" in capfd.readouterr().err
+    rank.process.kill()
+    rank.process.wait()
+
+
 def test_other_hosts_are_reached_over_the_interface_of_the_route_unless_the_user_chose_one(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

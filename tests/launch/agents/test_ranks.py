@@ -147,6 +147,13 @@ def test_an_error_of_cuda_that_the_watchdog_meets_first_is_the_cause(folder: Run
         run(folder, fails(folder, 0, 0.5, 70, "KeyError: x"), aborted)
 
 
+def test_a_gpu_whose_failure_the_watchdog_meets_first_is_named(folder: RunFolder) -> None:
+    aborted = WATCHDOG.format(delay=0.1, why="CUDA error: uncorrectable ECC error encountered")
+    with failure(folder, 1, 3) as problems:
+        run(folder, fails(folder, 0, 0.5, 124, "lost its connection"), aborted)
+    assert problems[0].message.startswith("the GPU of rank 1 on localhost has failed: ")
+
+
 def test_a_lost_connection_is_a_consequence_of_any_other_failure(folder: RunFolder) -> None:
     """Also of a bug that is seen later: the rank that has it takes its time to end."""
     lost = fails(folder, 0, 0.1, 124, "lost its connection to another rank: closed by peer")
