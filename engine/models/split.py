@@ -34,7 +34,7 @@ def runs(parameter: Parameter, start: int, stop: int, own: tuple[int, int], tp: 
     """
     dim, shape = parameter.split, parameter.shape
     if dim is None or own[0] == tp:  # every device has all of it, or the slices are the same
-        yield Run(0 if dim is None else own[1], start, 0, stop - start)
+        yield Run(own[1] % tp, start, 0, stop - start)
         return
     row = math.prod(shape[dim + 1 :])
     whole, (degree, rank) = shape[dim] * row, own  # consecutive elements along `dim`

@@ -20,7 +20,6 @@ from engine.attention.context import AttentionContext
 from engine.config.schema import Config
 from engine.control import progress
 from engine.cost.sizes import is_bf16_optimizer
-from engine.family.families import parameters_of
 from engine.models.decoder import Decoder
 from engine.parallel.axes import Axes
 from engine.zero.experts import experts_known
@@ -30,7 +29,7 @@ from engine.zero.reshard import load_resharded
 from engine.zero.settings import deepspeed_settings
 from engine.zero.shards import init_deepspeed
 from engine.zero.snapshot import Snapshot
-from engine.zero.states import SavedStates, Written
+from engine.zero.states import Written
 
 _TAG = "zero"
 
@@ -114,8 +113,7 @@ class ZeroEngine:
         is returned each time: it must be written before the next call.
         """
         self._snapshot.copies = copies
-        parallel = self._config.parallel
-        written = Written(parallel.tp, parallel.pp, self._config.model.vocab, parallel.ep)
+        written = Written.of(self._config)
         # Otherwise DeepSpeed would save experts one by one.
         has_experts, self._engine.has_moe_layers = self._engine.has_moe_layers, False
         self._engine.save_checkpoint(".", tag=_TAG, client_state=written.to_client_state(), save_latest=False)
@@ -143,5 +141,4 @@ class ZeroEngine:
         engine's config. DeepSpeed's own loader is not used: it unpickles any class, so a checkpoint of another user
         could run code.
         """
-        saved = SavedStates(folder, parameters_of(self._config.model))
-        load_resharded(self._engine, saved, self._config.zero.stage, self._axes)
+        load_resharded(self._engine, folder, self._config, self._axes)

@@ -14,10 +14,9 @@ parallelism, each device of an HDP rank writes such files for the part of the mo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -25,10 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.config.schema import Config
 from engine.errors import CheckpointError
 from engine.family.parameters import Parameters
 from engine.models.split import dim_of, runs
-from engine.zero.partition import places
+from engine.zero.partition import Place, places
 
 MASTER = "master"  # the key of the fp32 master weights among the states of a parameter
 _STEP = "step"  # the key of the optimizer's count of updates, which does not have the shape of the parameter
@@ -37,7 +37,10 @@ _STAGE_1_OR_2 = "single_partition_of_fp32_groups", "base_optimizer_state"
 _STAGE_3 = "fp32_flat_groups", "optimizer_state_dict"
 _MODEL = "zero/mp_rank_{:02d}_model_states.pt"
 _SHARED = "zero/zero_pp_rank_0_mp_rank_{:02d}_model_states.pt"  # stage 3: names, shapes and buffers
-_OPTIMIZER = re.compile(r"(bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_OPTIMIZER = (
+    "zero/zero_pp_rank_{}_mp_rank_{:02d}_optim_states.pt",
+    "zero/bf16_zero_pp_rank_{}_mp_rank_{:02d}_optim_states.pt",
+)
 _TIED = {"head.weight": "embedding.weight"}  # copy of a tied weight -> the weight
 _MESH = "mesh"  # the key of `Written` in the files of model states; older ones have none
 
@@ -68,42 +71,58 @@ class Written:
     vocab: int = 0  # of the model, for versions that had no table of its parameters
     ep: int = 1
 
+    @classmethod
+    def of(cls, config: Config) -> Written:
+        """The mesh of a run."""
+        return cls(config.parallel.tp, config.parallel.pp, config.model.vocab, config.parallel.ep)
+
     def to_client_state(self) -> dict[str, Any]:
         """What DeepSpeed saves with the model states."""
         return {_MESH: asdict(self)}
 
 
+@dataclass(frozen=True)
+class Own:
+    """What this rank stores, in the form in which a checkpoint says what its ranks have stored."""
+
+    device: int  # stage x tp + tp rank
+    rank: int  # among the HDP ranks
+    ranks: int  # number of HDP ranks
+    written: Written
+    stage: int  # of ZeRO
+    groups: Sequence[Mapping[str, int]]  # elements by name, in the order of the flat tensors
+    lengths: Sequence[int]  # of the flat tensors
+
+
 class _Device:
     """The files of one tp rank on one stage: the states of its part of the model, sharded over the HDP ranks.
 
-    Files are memory-mapped, and those of a rank are opened when they are first needed, so a process reads only the
-    bytes that it asks for.
+    Files are memory-mapped, and opened when they are first needed: by name, since each rank of a large world would
+    otherwise list as many files as there are ranks.
     """
 
-    def __init__(self, checkpoint: Path, number: int, table: Parameters) -> None:
-        """`number` is stage x tp + tp rank, DeepSpeed's model parallel rank."""
+    def __init__(self, checkpoint: Path, number: int, table: Parameters, own: Own | None = None) -> None:
+        """`number` is stage x tp + tp rank, DeepSpeed's model parallel rank; `own` is what this rank stores."""
         model = model_states(checkpoint, number)
+        self._checkpoint, self._number, self._table = checkpoint, number, table
         self.written, self.stage = _written(model), int(model["ds_config"]["zero_optimization"]["stage"])
-        self.names, self._table = [name for group in model["param_shapes"] for name in group], table
+        self.ranks = int(model["dp_world_size"])  # HDP ranks
+        self.groups = [{name: size.numel() for name, size in group.items()} for group in model["param_shapes"]]
+        self.names = dict.fromkeys(name for group in self.groups for name in group)
         self.buffers = {name: model["module"][name] for name in model["buffer_names"]}
-        matches = {
-            match: path for path in (checkpoint / "zero").iterdir() if (match := _OPTIMIZER.fullmatch(path.name))
-        }
-        self._files = {int(match[2]): path for match, path in matches.items() if int(match[3]) == number}
+        self._own = own if own is not None and self._is_of(own) else None
         self._opened: dict[int, list[dict[str, Any]]] = {}
-        # Rank 0 stores no padding, unless it stores all elements of a group; then the length is not needed.
-        lengths = [len(flat[MASTER]) for flat in self._states(0)]
-        groups = [{name: size.numel() for name, size in group.items()} for group in model["param_shapes"]]
-        self._places = places(groups, lengths, self.stage, len(self._files))
 
-    @property
-    def ranks(self) -> int:
-        """The number of HDP ranks."""
-        return len(self._files)
+    def _is_of(self, own: Own) -> bool:
+        """Return whether the checkpoint's ranks stored what those that read it store; lengths are not compared."""
+        mesh, other = ((one.tp, one.pp, one.ep) for one in (self.written, own.written))
+        if (self._number, mesh, self.ranks, self.stage) != (own.device, other, own.ranks, own.stage):
+            return False
+        return [[*group.items()] for group in self.groups] == [[*group.items()] for group in own.groups]
 
     def group_of(self, name: str) -> dict[str, Any]:
-        """The states of a parameter's group on HDP rank 0, flat, by key."""
-        return self._states(0)[self._places[name].group]
+        """The states of a parameter's group on an HDP rank, flat, by key."""
+        return self._states(self._own.rank if self._own else 0)[self._places[name].group]
 
     def read(self, name: str, key: str, start: int, out: Tensor) -> None:
         """Copy elements of the flattened part of a parameter's state, beginning with `start`, into `out`.
@@ -120,10 +139,27 @@ class _Device:
                 out[done : done + count] = states[key][at : at + count]
                 done += count
 
+    @cached_property
+    def _places(self) -> dict[str, Place]:
+        """Where each parameter is. The lengths of flat tensors are known from this rank's own, or from rank 0's."""
+        own = self._own
+        if own is not None:
+            found = places(self.groups, own.lengths, self.stage, self.ranks)
+            stored = [0] * len(own.lengths)  # without the padding, which DeepSpeed leaves out in some stages
+            for name, place in found.items():
+                start, stop, _ = place.on_rank(own.rank // (self.written.ep if self._table[name].stacked else 1))
+                stored[place.group] += max(0, stop - start)
+            saved = [len(flat[MASTER]) for flat in self._states(own.rank)]
+            if all(size in either for size, *either in zip(saved, own.lengths, stored, strict=True)):
+                return found
+        # Rank 0 stores no padding, unless it stores all elements of a group; then the length is not needed.
+        return places(self.groups, [len(flat[MASTER]) for flat in self._states(0)], self.stage, self.ranks)
+
     def _states(self, rank: int) -> list[dict[str, Any]]:
         """The flat tensors of a rank, by key, in the order of the groups."""
         if rank not in self._opened:
-            optimizer = _load(self._files[rank])["optimizer_state_dict"]
+            paths = [self._checkpoint / name.format(rank, self._number) for name in _OPTIMIZER]
+            optimizer = _load(next((path for path in paths if path.exists()), paths[0]))["optimizer_state_dict"]
             master, base = _STAGE_3 if self.stage == 3 else _STAGE_1_OR_2
             masters, states = optimizer[master], optimizer[base]["state"]
             self._opened[rank] = [{MASTER: flat} | states.get(group, {}) for group, flat in enumerate(masters)]
@@ -133,25 +169,39 @@ class _Device:
 class SavedStates:
     """The model states of a checkpoint of any mesh: buffers, fp32 master weights and the optimizer's states.
 
-    A process reads only the bytes that it requests. It opens the files of the other HDP ranks only if it needs them.
+    A process reads only the bytes that it requests, and opens only the files that have them. A rank that stores what a
+    rank of the checkpoint has stored opens the two files of that rank.
     """
 
-    def __init__(self, checkpoint: Path, table: Parameters) -> None:
-        """`table` has the parameters of the model (`engine.family.families.parameters_of`)."""
+    def __init__(self, checkpoint: Path, table: Parameters, own: Own | None = None) -> None:
+        """`table` has the parameters of the model (`engine.family.families.parameters_of`).
+
+        `own` is what this rank stores; None in a process that is no rank.
+        """
         self.table = table
-        devices = [_Device(checkpoint, 0, table)]
-        written, self._tp = devices[0].written, devices[0].written.tp
-        devices += [_Device(checkpoint, number, table) for number in range(1, written.tp * written.pp)]
-        self._devices = dict[str, list[_Device]]()  # by parameter, in the order of the tp ranks
-        self.shapes, self.buffers = dict[str, torch.Size](), dict[str, Tensor]()  # of whole parameters; whole buffers
-        # Devices are numbered stage x tp + tp rank, so those of a stage follow each other.
-        for number in range(0, len(devices), written.tp):
-            of_stage = devices[number : number + written.tp]
-            for name in of_stage[0].names:
-                self._devices.setdefault(name, of_stage)
-                self.shapes.setdefault(name, torch.Size(table[name].shape))
-            self.buffers |= of_stage[0].buffers
-        self.ranks, self.stage = devices[0].ranks, devices[0].stage
+        self._checkpoint, self._own = checkpoint, own
+        self._opened = dict[int, _Device]()  # by number
+        first = own.device if own and any(path.exists() for path in _model_paths(checkpoint, own.device)) else 0
+        device = self._device(first)
+        self.ranks, self.stage, self._written = device.ranks, device.stage, device.written
+        # Devices are numbered stage x tp + tp rank. The tp ranks of a stage have the same parameters and buffers.
+        stage, self._tp_rank = divmod(first, device.written.tp)
+        self._stages = [stage, *(other for other in range(device.written.pp) if other != stage)]  # in order of search
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shapes of all parameters, whole. Opens the files of a device of each stage."""
+        names = [name for stage in sorted(self._stages) for name in self._of(stage).names]
+        return {name: torch.Size(self.table[name].shape) for name in names}
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """All buffers. Opens the files of a device of each stage."""
+        return {name: value for stage in sorted(self._stages) for name, value in self._of(stage).buffers.items()}
+
+    def buffer(self, name: str) -> Tensor | None:
+        """Return a buffer; None if the checkpoint has none of that name."""
+        return next((self._of(stage).buffers[name] for stage in self._stages if name in self._of(stage).buffers), None)
 
     def keys(self, name: str) -> list[str]:
         """Return the keys of the states of a parameter: the master weight, and the states of the optimizer."""
@@ -162,20 +212,38 @@ class SavedStates:
         found = self._of_group(name).get(_STEP)  # a tensor; in older checkpoints also an int
         return None if found is None else int(found)
 
-    def _of_group(self, name: str) -> dict[str, Any]:
-        """The states on HDP rank 0 of the group of a parameter."""
-        found = name if name in self._devices else _TIED.get(name, name)
-        return self._devices[found][0].group_of(found)
-
     def read(self, name: str, key: str, start: int, out: Tensor, tp: int = 1, tp_rank: int = 0) -> None:
         """Copy elements of a parameter's state `key`, beginning with the element `start`, into the 1-D tensor `out`.
 
         Elements are counted in the flattened slice of device `tp_rank` of `tp`. Those that pad the vocabulary stay as
         they are. The copy of a tied weight on the last stage may have no separate entry; then it is the embedding.
         """
-        found = name if name in self._devices else _TIED.get(name, name)
-        for run in runs(self.table[found], start, start + len(out), (tp, tp_rank), self._tp):
-            self._devices[found][run.tp_rank].read(found, key, run.start, out[run.at : run.at + run.length])
+        found, stage = self._find(name)
+        for run in runs(self.table[found], start, start + len(out), (tp, tp_rank), self._written.tp):
+            device = self._device(stage * self._written.tp + run.tp_rank)
+            device.read(found, key, run.start, out[run.at : run.at + run.length])
+
+    def _of_group(self, name: str) -> dict[str, Any]:
+        """The states on one HDP rank of the group of a parameter."""
+        found, stage = self._find(name)
+        return self._of(stage).group_of(found)
+
+    def _find(self, name: str) -> tuple[str, int]:
+        """Return the name of a parameter in the checkpoint, and its stage. Raises KeyError if it is in none."""
+        for found in (name, _TIED.get(name, name)):
+            for stage in self._stages:
+                if found in self._of(stage).names:
+                    return found, stage
+        raise KeyError(name)
+
+    def _of(self, stage: int) -> _Device:
+        """A device of a stage."""
+        return self._device(stage * self._written.tp + self._tp_rank)
+
+    def _device(self, number: int) -> _Device:
+        if number not in self._opened:
+            self._opened[number] = _Device(self._checkpoint, number, self.table, self._own)
+        return self._opened[number]
 
 
 def model_weights(checkpoint: Path, table: Parameters) -> Weights:
@@ -238,12 +306,16 @@ def model_states(checkpoint: Path, number: int) -> dict[str, Any]:
 
     `number` is DeepSpeed's model parallel rank. Raises CheckpointError if there is no such file.
     """
-    for name in (_MODEL, _SHARED):
-        path = checkpoint / name.format(number)
+    for path in _model_paths(checkpoint, number):
         if path.exists():
             return _load(path)
     message = f"has no {_MODEL.format(number)}, the part of the model of one of its devices"
     raise CheckpointError(message, key=str(checkpoint), hint="copy the checkpoint again, or use another one")
+
+
+def _model_paths(checkpoint: Path, number: int) -> list[Path]:
+    """The places of the file of a device's model states, of which it has one."""
+    return [checkpoint / name.format(number) for name in (_MODEL, _SHARED)]
 
 
 def _load(path: Path) -> dict[str, Any]:
