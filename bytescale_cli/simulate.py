@@ -202,7 +202,7 @@ def _runs(job: Job, names: list[str], steps: int, extra: list[str], tuned: bool,
     """Simulate the same steps of one job under each planner; return a run per row, with means over the steps."""
     from engine.data.lengths import step_lengths
     from engine.fit.check import check_fit
-    from engine.report.words import source
+    from engine.report.words import source, without_address
     from engine.simulator.compare import TUNED, compare, rows
 
     config = job.config
@@ -218,6 +218,7 @@ def _runs(job: Job, names: list[str], steps: int, extra: list[str], tuned: bool,
         compared = {label: own for label, own in compared.items() if own.equation_3}
     swept = {"sweep": " ".join(extra)} if extra else {}
     shared = {"context": config.context, "lengths": config.lengths.name, "source": source(config)}
+    shared["rates"] = without_address(modelled.settings.costs.source)
     devices = job.cluster.largest_node
     found = []
     for run in compare(lengths, compared):
@@ -312,4 +313,5 @@ def _text(runs: list[Run], tune: str) -> str:
             legend.append(slower(fastest, here[0], tune).text)
     sources = "; ".join(dict.fromkeys(run["source"] for run in runs))
     lines = [", ".join(common), "", output.sections(keys, _QUESTIONS, cells), "", *legend]
-    return output.fill("\n".join([*lines, f"lengths: {sources}"]).lstrip("\n"))
+    rates = "; ".join(dict.fromkeys(run["rates"] for run in runs))
+    return output.fill("\n".join([*lines, f"lengths: {sources}", f"rates: {rates}"]).lstrip("\n"))

@@ -436,11 +436,11 @@ class Offload(Section):
 class Lengths(Section):
     """Where `plan` and `simulate` take document lengths from: the recipe's data, a named mix, or a file."""
 
-    name: Literal["data", "github", "byted", "lognormal", "file"]
+    name: Literal["data", "github", "byted", "lognormal", "equal", "file"]
     path: str | None = Field(description="file with one length per line, for lengths=file")
     mean: float = Field(gt=0, le=_TOKENS, description="mean of the `lognormal` lengths, in tokens")
     sigma: float = Field(gt=0, le=10, description="sigma of `lognormal`")
-    max: Tokens = Field(ge=1, le=_TOKENS, description="maximum length of a document in a mix, in tokens")
+    max: Tokens = Field(ge=1, le=_TOKENS, description="maximum length of a document in a mix, in tokens; `equal`: of all")
 
 
 class Parallel(Section):

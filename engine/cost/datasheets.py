@@ -11,7 +11,9 @@ relative to the peak FLOP/s:
   8 network cards of 400 Gb/s. https://www.nvidia.com/en-us/data-center/dgx-b200/
 - GB200 NVL72, a compute tray of 4: 2,500 TFLOP/s (5,000 with sparsity), 8 TB/s, NVLink as B200; NVLink-C2C
   to Grace 900 GB/s (450 each way) for two GPUs; 4 network cards of 400 Gb/s. https://www.nvidia.com/en-us/data-center/gb200-nvl72/
-The fractions (`_REACHED`) and the fixed times are assumptions; a CPU core's figures are round ones.
+The fractions (`_REACHED`) and the fixed times are assumptions; a CPU core's figures are round ones. Attention on an
+H200 was measured with cuDNN, forward and backward together (benchmarks/RESULTS.md, "One H200"): with a head size of 128
+533 TFLOP/s at 128K and 537 at 32K, with 64 439 at 64K.
 
 `latency_s` is the fixed time of a message of any size: a constant of software and wire, not a fraction of a bandwidth,
 so one value is used inside a node and between nodes. NCCL's model of a ring (src/graph/tuning.cc, protocol
@@ -20,7 +22,8 @@ Simple) has 3.4 us a hop over NVLink and, by version, 9.6 to 14 us over a networ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from engine.cost.calibration import PLAN_BUILD_S, Calibration, alike
 
@@ -37,6 +40,7 @@ class _Sheet:
     host: float
     source: str
     network_cards: float = 8.0  # per node
+    attention: Mapping[int, float] = field(default_factory=dict)  # measured fraction of the peak, by head size
 
 
 _REACHED = {"linear": 0.6, "attention": 0.5, "link": 0.8}
@@ -44,15 +48,18 @@ _NVIDIA = "https://www.nvidia.com/en-us/data-center"
 _SHEETS = {
     "a100x8": _Sheet("A100 SXM 80GB", 312e12, 2.039e12, 300e9, 25e9, 32e9, f"{_NVIDIA}/a100/"),
     "h100x8": _Sheet("H100 SXM", 989e12, 3.35e12, 450e9, 50e9, 64e9, f"{_NVIDIA}/h100/"),
-    "h200x8": _Sheet("H200 SXM", 989e12, 4.8e12, 450e9, 50e9, 64e9, f"{_NVIDIA}/h200/"),
+    "h200x8": _Sheet("H200 SXM", 989e12, 4.8e12, 450e9, 50e9, 64e9, f"{_NVIDIA}/h200/", attention={64: 0.44, 128: 0.54}),
     "b200x8": _Sheet("B200 SXM", 2250e12, 8e12, 900e9, 50e9, 64e9, f"{_NVIDIA}/dgx-b200/"),
     # Trays of one rack share NVLink, but are modelled as nodes with network cards: rates between trays are too low.
     "gb200x4": _Sheet("GB200", 2500e12, 8e12, 900e9, 50e9, 225e9, f"{_NVIDIA}/gb200-nvl72/", network_cards=4.0),
 }
 
 
-def nominal(cluster: str) -> Calibration:
-    """The data-sheet rates of a cluster preset; assumed rates of a CPU core for any other name."""
+def nominal(cluster: str, head_dim: int = 128) -> Calibration:
+    """The data-sheet rates of a cluster preset; assumed rates of a CPU core for any other name.
+
+    The rate of attention depends on the head size where that was measured.
+    """
     sheet = _SHEETS.get(cluster)
     if sheet is None:
         return Calibration(
@@ -83,16 +90,18 @@ def nominal(cluster: str) -> Calibration:
             step_s=10e-3,
             plan_build_s=0.0,
         )
-    linear = _REACHED["linear"] * sheet.flops
-    link = _REACHED["link"]
+    linear, link = _REACHED["linear"] * sheet.flops, _REACHED["link"]
+    attention = sheet.attention.get(head_dim, _REACHED["attention"])
+    known = "measured" if head_dim in sheet.attention else "assumed"
+    assumed = f"at {_REACHED['linear']} of its peak in linear layers, {attention} in attention ({known}), {link} of links"
     return Calibration(
         cluster=cluster,
         device=sheet.device,
-        source=f"data sheet {sheet.source}",
+        source=f"data sheet {sheet.source} {assumed}",
         peak_flops_per_s=sheet.flops,
         **alike(linear),
         linear_backward=2.0,
-        attention_flops_per_s=_REACHED["attention"] * sheet.flops,
+        attention_flops_per_s=attention * sheet.flops,
         attention_backward=2.5,  # five products instead of two
         half_tokens=linear / sheet.memory,  # a bf16 weight is 2 bytes and 2 operations a token
         micro_batch_s=1e-3,

@@ -283,8 +283,8 @@ def _bytes(config: Config, ranks: int) -> list[dict[str, Any]]:
 
 def machine(config: Config) -> Calibration:
     """The measured rates of the config's cluster if it names a calibration, else those of the data sheet."""
-    path = config.cluster.calibration
-    return nominal(config.cluster.name) if path is None else calibration.read(Path(path), config.cluster.name)
+    name, path = config.cluster.name, config.cluster.calibration
+    return nominal(name, config.model.head_dim) if path is None else calibration.read(Path(path), name)
 
 
 def known_peak(config: Config) -> float | None:

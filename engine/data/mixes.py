@@ -98,10 +98,16 @@ def lognormal(random: Generator, lengths: schema.Lengths, count: int) -> Ints:
     return drawn
 
 
+def equal(random: Generator, lengths: schema.Lengths, count: int) -> Ints:
+    """Return document lengths, int64 [count], which are all lengths.max."""
+    return np.full(count, lengths.max, dtype=np.int64)
+
+
 MIXES: Mapping[str, Callable[[Generator, schema.Lengths, int], Ints]] = {
     "github": github,
     "byted": byted,
     "lognormal": lognormal,
+    "equal": equal,
 }
 
 

@@ -32,7 +32,7 @@ def test_a_gpu_reaches_a_share_of_its_sheet(name: str) -> None:
     found = nominal(name)
     assert found.peak_flops_per_s == sheet_peak(name) == flops * 1e12
     assert [found.linear(kind) for kind in LINEAR_KINDS] == [pytest.approx(0.6 * flops * 1e12)] * 4
-    assert found.attention_flops_per_s == pytest.approx(0.5 * flops * 1e12)
+    assert nominal(name, head_dim=96).attention_flops_per_s == pytest.approx(0.5 * flops * 1e12)
     assert found.memory_bytes_per_s == found.merge_bytes_per_s == pytest.approx(0.8 * memory * 1e12)
     assert found.node_bytes_per_s == found.reduce_bytes_per_s == pytest.approx(0.8 * nvlink * 1e9)
     assert found.network_bytes_per_s == pytest.approx(0.8 * card / 8 * 1e9)
@@ -48,6 +48,18 @@ def test_it_is_marked_as_a_data_sheet_with_its_source(name: str) -> None:
     assert found.device.split()[0].lower() == name.rpartition("x")[0]
     recipe = [*LLAMA7B_256K, f"cluster={name}", "cluster.nodes=256"]
     assert Job(load(recipe)).costs.source == f"{found.device} ({found.source})"
+
+
+def test_attention_has_the_measured_rate_of_its_head_size() -> None:
+    """One H200 with cuDNN, both passes together: benchmarks/RESULTS.md, "One H200"."""
+    rate = {head: nominal("h200x8", head).attention_flops_per_s / 1e12 for head in (64, 96, 128)}
+    both = {head: 3.5 / (1 / forward + 2.5 / backward) for head, forward, backward in [(64, 468, 428), (128, 542, 529)]}
+    assert rate == pytest.approx({64: both[64], 96: 494.5, 128: both[128]}, rel=0.01)
+    assert "(measured)" in nominal("h200x8").source
+    assert "(assumed)" in nominal("h200x8", 96).source and "(assumed)" in nominal("h100x8").source
+    config = load(["recipe=h200-1b-8k"])
+    assert config.model.head_dim == 64
+    assert f"{0.44} in attention (measured)" in Job(config).costs.source
 
 
 def test_newer_is_never_slower() -> None:

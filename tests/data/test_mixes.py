@@ -11,7 +11,7 @@ from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
 from engine.config import schema
-from engine.data.mixes import MIXES, byted, draw, draw_documents, github, lognormal
+from engine.data.mixes import MIXES, byted, draw, draw_documents, equal, github, lognormal
 
 K = 1024
 
@@ -54,6 +54,12 @@ def test_byted_has_the_percentages_of_the_paper(longest: int) -> None:
     assert share(drawn == longest) == pytest.approx(12.1, abs=1.3)
     assert drawn.mean() == pytest.approx(8700 * scale, rel=0.03)
     assert drawn.max() == longest
+
+
+def test_equal_documents_are_as_long_as_lengths_max() -> None:
+    assert equal(Generator(Philox(key=1)), lengths("equal", max_=5), 3).tolist() == [5, 5, 5]
+    assert draw(lengths("equal", max_=1024 * K), 1024 * K, 1024 * K, 1).tolist() == [1024 * K]
+    assert draw(lengths("equal", max_=1024 * K), 2048 * K, 512 * K, 1).tolist() == [512 * K] * 4
 
 
 def test_a_step_of_byted_is_as_large_as_the_paper_says() -> None:

@@ -23,6 +23,7 @@ from engine.launch.run import train
 from engine.planner.make import plan_step
 from engine.simulator.facts import facts
 from engine.simulator.hollow import empty_capacity, low_balance
+from engine.units import NS
 from tests.accepted import accepted, accepted_folder, accepted_names
 from tests.recipes.golden_texts import golden_texts
 from tests.root import ROOT
@@ -63,6 +64,28 @@ def test_recipes_for_nodes_of_eight_gpus() -> None:
     assert table == {
         name: (format_count(config.batch_tokens), f"{peaks[name] / 2**30:.1f}") for name, config in configs.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "most_s"),
+    [
+        ("qwen3-8b-1m-1node", "h200x8", 290),
+        ("qwen3-8b-1m-1node", "h100x8", 380),  # TRL's measured steps; docs/recipes.md
+        ("qwen3-8b-2m-2nodes", "h100x8", 696),
+        ("qwen3-8b-4m-4nodes", "h100x8", 1346),
+        ("llama3-8b-1m-1node", "h200x8", 290),
+        ("llama3-8b-1m-1node", "h100x8", 380),
+    ],
+)
+def test_a_million_tokens_on_a_node(name: str, cluster: str, most_s: float) -> None:
+    """The step is one sequence as long as the context, on all ranks; the recipe is planned as shipped."""
+    config = load([f"recipe={name}", f"cluster={cluster}"])
+    settings = Job(config).settings
+    lengths = next(iter(step_lengths(config, 1)))
+    assert lengths.tolist() == [config.context] == [config.cluster.nodes * 2**20]
+    found = facts(plan_step(lengths, settings), settings)
+    assert found["largest_micro_batch"] == config.capacity == 2**17
+    assert 0.7 * most_s < float(found["makespan_s"]) + settings.costs.step / NS <= most_s
 
 
 @pytest.mark.parametrize("name", [name for name in tree.recipes() if recipe(name).run.weights])
