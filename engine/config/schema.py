@@ -440,7 +440,7 @@ class Lengths(Section):
     path: str | None = Field(description="file with one length per line, for lengths=file")
     mean: float = Field(gt=0, le=_TOKENS, description="mean of the `lognormal` lengths, in tokens")
     sigma: float = Field(gt=0, le=10, description="sigma of `lognormal`")
-    max: Tokens = Field(ge=1, le=_TOKENS, description="maximum length of a document in a mix, in tokens; `equal`: of all")
+    max: Tokens = Field(ge=1, le=_TOKENS, description="maximum length of a document in a mix, in tokens; `equal`: each")
 
 
 class Parallel(Section):

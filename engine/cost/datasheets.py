@@ -48,7 +48,9 @@ _NVIDIA = "https://www.nvidia.com/en-us/data-center"
 _SHEETS = {
     "a100x8": _Sheet("A100 SXM 80GB", 312e12, 2.039e12, 300e9, 25e9, 32e9, f"{_NVIDIA}/a100/"),
     "h100x8": _Sheet("H100 SXM", 989e12, 3.35e12, 450e9, 50e9, 64e9, f"{_NVIDIA}/h100/"),
-    "h200x8": _Sheet("H200 SXM", 989e12, 4.8e12, 450e9, 50e9, 64e9, f"{_NVIDIA}/h200/", attention={64: 0.44, 128: 0.54}),
+    "h200x8": _Sheet(
+        "H200 SXM", 989e12, 4.8e12, 450e9, 50e9, 64e9, f"{_NVIDIA}/h200/", attention={64: 0.44, 128: 0.54}
+    ),
     "b200x8": _Sheet("B200 SXM", 2250e12, 8e12, 900e9, 50e9, 64e9, f"{_NVIDIA}/dgx-b200/"),
     # Trays of one rack share NVLink, but are modelled as nodes with network cards: rates between trays are too low.
     "gb200x4": _Sheet("GB200", 2500e12, 8e12, 900e9, 50e9, 225e9, f"{_NVIDIA}/gb200-nvl72/", network_cards=4.0),
@@ -93,11 +95,13 @@ def nominal(cluster: str, head_dim: int = 128) -> Calibration:
     linear, link = _REACHED["linear"] * sheet.flops, _REACHED["link"]
     attention = sheet.attention.get(head_dim, _REACHED["attention"])
     known = "measured" if head_dim in sheet.attention else "assumed"
-    assumed = f"at {_REACHED['linear']} of its peak in linear layers, {attention} in attention ({known}), {link} of links"
+    shares = (
+        f"at {_REACHED['linear']} of its peak in linear layers, {attention} in attention ({known}), {link} of links"
+    )
     return Calibration(
         cluster=cluster,
         device=sheet.device,
-        source=f"data sheet {sheet.source} {assumed}",
+        source=f"data sheet {sheet.source} {shares}",
         peak_flops_per_s=sheet.flops,
         **alike(linear),
         linear_backward=2.0,
