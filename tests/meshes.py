@@ -14,7 +14,8 @@ from torch import Tensor
 from engine.attention.comm import RingComm
 from engine.attention.kernels.choice import choose
 from engine.close import error
-from engine.cluster.mesh import Mesh, Place
+from engine.cluster.communicators import communicators
+from engine.cluster.mesh import Group, Mesh, Place
 from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
 from engine.family.families import family_of, parameters_of
@@ -23,6 +24,7 @@ from engine.job import Job
 from engine.models.build import build_model
 from engine.models.decoder import Decoder
 from engine.models.parallelize import parallelize
+from engine.parallel import alone as of_one_rank
 from engine.parallel.axes import Axes
 from engine.parallel.expert import ExpertParallel
 from engine.parallel.pipeline import Pipeline
@@ -77,17 +79,28 @@ def whole_of(settings: Config, dtype: torch.dtype) -> Decoder:
 def build(settings: Config, dtype: torch.dtype, made: Groups) -> Built:
     """This device's part of the model of `whole_of`, and what it runs with."""
 
-    def new_group(members: list[int]) -> dist.ProcessGroup:
-        if tuple(members) not in made:
-            made[tuple(members)] = dist.new_group(members, backend="gloo", use_local_synchronization=True)
-        return made[tuple(members)]
+    mesh, rank = Mesh.of(dist.get_world_size(), settings.parallel), dist.get_rank()
+    # PyTorch names a group after how many its members have: all ranks create theirs at the same time, also a stage that
+    # gets none with the first and the last one.
+    ends = tuple(mesh.members(rank, "pp")[:: max(mesh.pp - 1, 1)])
 
-    mesh = Mesh.of(dist.get_world_size(), settings.parallel)
-    axes = Axes.of(mesh, dist.get_rank(), new_group)
-    ends = mesh.members(dist.get_rank(), "pp")[:: max(mesh.pp - 1, 1)]
-    if axes.tied is None and tuple(ends) not in made:
-        # PyTorch names a group after how many its members have: the groups of the next mesh need equal counts.
-        made[tuple(ends)] = dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+    def group(kind: Group) -> dist.ProcessGroup:
+        members = tuple(mesh.members(rank, kind))
+        key = ends if kind == "tied" else members
+        if key not in made:
+            new = partial(dist.new_group, members, backend="gloo", use_local_synchronization=True)
+            made[key] = new() if len(members) > 1 else of_one_rank.alone()
+        return made[key]
+
+    tied = settings.model.tied
+    groups = {one.group: group(one.group) for one in communicators(mesh, tied)}
+
+    def only() -> dist.ProcessGroup:
+        if (rank,) not in made:
+            made[rank,] = of_one_rank.alone()
+        return made[rank,]
+
+    axes = Axes.of(mesh, rank, tied, groups, only)
     complete = whole_of(settings, dtype)
     whole, buffers = dict(complete.named_parameters()), dict(complete.named_buffers())
     part = part_of(settings, axes.place)
@@ -112,7 +125,8 @@ def build(settings: Config, dtype: torch.dtype, made: Groups) -> Built:
 
     pipeline = Pipeline(axes.pp, stream) if mesh.pp > 1 else None
     kernel = choose(CPU, narrow, settings.model.head_dim)
-    return model, RankContext(axes.place.hdp, CPU, RingComm(axes.hdp), kernel, offload, pipeline), axes
+    comm = RingComm(groups.get("rings", axes.hdp))
+    return model, RankContext(axes.place.hdp, CPU, comm, kernel, offload, pipeline), axes
 
 
 def own_slice(parameter: Parameter, whole: Tensor, mesh: Mesh, place: Place) -> Tensor:

@@ -25,7 +25,8 @@ from engine.units import Ints
 # A group on an axis: the ranks that differ only in this coordinate. `ep`: a block of ep ranks on the hdp axis.
 # `model`: all global ranks of one HDP rank.
 # `experts`: the ranks of an hdp group that store the same experts.
-Group = Literal["hdp", "tp", "pp", "ep", "experts", "model"]
+# `rings`: those of hdp, for transfers of K,V. `tied`: the first and the last stage; each other stage is alone.
+Group = Literal["rings", "hdp", "tp", "pp", "model", "ep", "experts", "tied"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,10 @@ class Mesh:
         return (place.pp * self.hdp + place.hdp) * self.tp + place.tp
 
     def members(self, rank: int, group: Group) -> list[int]:
-        """List the global ranks of the group that `rank` belongs to, in the order of its axis."""
+        """List the global ranks of the group that `rank` belongs to, in the order of its axis.
+
+        The groups of one kind are a partition of all ranks.
+        """
         here = self.place(rank)
         if group == "tp":
             places = [replace(here, tp=tp) for tp in range(self.tp)]
@@ -87,9 +91,13 @@ class Mesh:
             places = [replace(here, pp=pp) for pp in range(self.pp)]
         elif group == "model":
             places = [Place(here.hdp, tp, pp) for pp in range(self.pp) for tp in range(self.tp)]
+        elif group == "tied":
+            ends = {0, self.pp - 1}
+            places = [replace(here, pp=pp) for pp in (sorted(ends) if here.pp in ends else [here.pp])]
         else:
             first = here.hdp - here.hdp % self.ep
             of_group = {
+                "rings": range(self.hdp),
                 "hdp": range(self.hdp),
                 "ep": range(first, first + self.ep),
                 "experts": range(here.hdp % self.ep, self.hdp, self.ep),

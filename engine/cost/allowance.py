@@ -6,20 +6,23 @@ import math
 from dataclasses import dataclass
 
 from engine.cluster.cluster import Cluster
+from engine.cluster.communicators import TRANSFER_SMS, communicators
+from engine.cluster.mesh import Mesh
 from engine.config.devices import uses_gpus
 from engine.config.schema import PLANNERS, Config
 from engine.tables import imported
 
 _CONTEXT = 1 << 30  # of a GPU: CUDA context, handles and workspaces of libraries
 # NCCL on a GPU, if there are several. A communicator has buffers for its collectives: 688 MiB were measured with four
-# A100 (NVIDIA/nccl#964). ZeRO and the rings have one each, tensor and pipeline parallelism one more each.
+# A100 (NVIDIA/nccl#964). The default group has one, and those that `communicators` lists.
 _COMMUNICATOR = 688 << 20
-# A peer in a ring has buffers for each direction and channel: 4 MiB (NCCL_BUFFSIZE), with NVLink at the sender; 4.7 and
-# .5 MiB of two other protocols at the receiver; each side a multiple of 2 MiB (p2pSendSetup, p2pRecvSetup in NCCL's
-# src/transport/p2p.cc). That is 12 MiB in each of up to 32 channels inside a node ("32 p2p channels per peer" in logs
-# of eight H100). Between nodes there are at most two channels a peer, so this is an upper bound, which also covers more
-# peers on other nodes.
-_PEER = 32 * (12 << 20)
+# A peer in a ring, or a neighbouring stage, has buffers for each direction and channel: 4 MiB (NCCL_BUFFSIZE), with
+# NVLink at the sender; 4.7 and .5 MiB of two other protocols at the receiver; each side a multiple of 2 MiB
+# (p2pSendSetup, p2pRecvSetup in NCCL's src/transport/p2p.cc). That is 12 MiB in each channel. NCCL has up to 32 of them
+# for a peer inside a node, but not more than the communicator's `max_ctas`, rounded up to a power of two
+# (ncclTopoComputeP2pChannels in src/graph/paths.cc). Between nodes there are at most two channels a peer, so this is an
+# upper bound, which also covers more peers on other nodes.
+_PEER = TRANSFER_SMS * (12 << 20)
 PEERS = 4  # of a rank in all of its rings, unless its planner needs more (planner/planners.py)
 _PEERS_IN_TEAMS = 16  # in a pipeline, where rings have teams of up to four
 _FRAGMENTATION = 5  # percent of the tensors on a GPU: PyTorch's allocator with expandable segments
@@ -63,10 +66,10 @@ class Allowance:
 
 def _nccl(devices: int, in_node: int, config: Config) -> int:
     """Bytes of NCCL's buffers on each of `devices` devices, of which a node has `in_node`."""
-    parallel, tp, pp = config.parallel, config.parallel.tp, config.parallel.pp
-    communicators = 2 + (tp > 1) + (pp > 1) + 2 * (parallel.ep > 1)
-    others = devices // (tp * pp) - 1
-    peers = min(max(PEERS, imported(PLANNERS)[config.planner.name].most_peers), others)
-    if pp > 1:
-        peers = max(peers, min(_PEERS_IN_TEAMS, others, in_node // tp - 1))
-    return communicators * _COMMUNICATOR + max(0, peers) * _PEER
+    mesh = Mesh.of(devices, config.parallel)
+    made = 1 + len(communicators(mesh, config.model.tied))
+    peers = min(max(PEERS, imported(PLANNERS)[config.planner.name].most_peers), mesh.hdp - 1)
+    if mesh.pp > 1:
+        peers = max(peers, min(_PEERS_IN_TEAMS, mesh.hdp - 1, in_node // mesh.tp - 1))
+    stages = min(2, mesh.pp - 1)
+    return made * _COMMUNICATOR + (max(0, peers) + stages) * _PEER

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 
 from engine.cluster.gpus import driver_version, visible_gpus
+from engine.cluster.nccl import nccl_problem
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.config.units import counted
@@ -15,8 +17,6 @@ from engine.job import Job
 from engine.launch.agents.environment import environment_problem
 from engine.launch.checks.launchable import gpu_problem
 
-# The first NCCL with NCCL_LAUNCH_ORDER_IMPLICIT, see `_of_all_ranks` in engine/launch/agents/commands.py.
-_KEEPS_ORDER = (2, 26)
 _FOR_GPUS = "https://pytorch.org/get-started/locally"
 
 
@@ -92,10 +92,8 @@ def nccl(job: Job, libraries: Libraries) -> Check:
             "NCCL", "this PyTorch was built without it", f"install a PyTorch with CUDA: {_FOR_GPUS}", "missing"
         )
     text = ".".join(map(str, found))
-    if tuple(found) < _KEEPS_ORDER and config.zero.stage == 3 and job.cluster.ranks > 1:
-        least = ".".join(map(str, _KEEPS_ORDER))
-        message = f"{text} is older than {least}, so gathers of ZeRO-3 and rings may deadlock on a GPU"
-        return failed("NCCL", message, "install a newer PyTorch, or set zero.stage=1", text)
+    if problem := nccl_problem(config, job.cluster.ranks, found, socket.gethostname()):
+        return failed("NCCL", problem.message, problem.hint or "", text)
     return ok("NCCL", text, text)
 
 

@@ -1,18 +1,20 @@
-"""The process groups of a rank along the axes of a mesh.
-
-Groups are created by their members only: with all ranks, creating them would take a time that grows with the world.
-"""
+"""The place of a rank in a mesh with tensor, pipeline or expert parallelism, and its process groups."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from engine.cluster.mesh import Mesh, Place
+from engine.cluster.mesh import Group, Mesh, Place
 
-NewGroup = Callable[[list[int]], dist.ProcessGroup]
+
+def everyone() -> dist.ProcessGroup:
+    """The default group, of all ranks. `torch.distributed` must be initialised."""
+    group = dist.group.WORLD
+    assert group is not None
+    return group
 
 
 @dataclass(frozen=True)
@@ -27,24 +29,43 @@ class Axes:
     model: dist.ProcessGroup  # ranks that have the whole model together, tp x pp of them
     ep: dist.ProcessGroup | None  # ranks that share the experts of each layer; None without expert parallelism
     experts: dist.ProcessGroup | None  # ranks that store the same experts; None without expert parallelism
-    tied: dist.ProcessGroup | None  # the first and the last stage, which share a tied weight; None on other stages
+    tied: dist.ProcessGroup | None  # the first and the last stage, if they share a tied weight; None on other stages
 
     @classmethod
-    def of(cls, mesh: Mesh, rank: int, new_group: NewGroup) -> Axes:
-        """Create the groups of global rank `rank`. `new_group` creates a group of global ranks, by its members only."""
-        place, stages = mesh.place(rank), mesh.members(rank, "pp")
-        on_an_end = mesh.pp > 1 and place.pp in (0, mesh.pp - 1)
+    def of(
+        cls,
+        mesh: Mesh,
+        rank: int,
+        tied: bool,
+        made: Mapping[Group, dist.ProcessGroup],
+        alone: Callable[[], dist.ProcessGroup],
+    ) -> Axes:
+        """Select the groups of global rank `rank`; `tied`: whether embedding and head are one weight.
+
+        `made` are the groups that `communicators` lists (engine/cluster/communicators.py). A group of all ranks that is
+        not among them is the default group, and `alone` creates one of this rank only.
+        """
+        place = mesh.place(rank)
+
+        def group(kind: Group) -> dist.ProcessGroup:
+            if kind in made:
+                return made[kind]
+            members = len(mesh.members(rank, kind))
+            assert members in (1, mesh.ranks)
+            return alone() if members == 1 else everyone()
+
+        tp, pp = group("tp"), group("pp")
+        shares = tied and mesh.pp > 1 and place.pp in (0, mesh.pp - 1)
         return cls(
             mesh,
             place,
-            new_group(mesh.members(rank, "hdp")),
-            new_group(mesh.members(rank, "tp")),
-            new_group(stages),
-            new_group(mesh.members(rank, "model")),
-            new_group(mesh.members(rank, "ep")) if mesh.ep > 1 else None,
-            new_group(mesh.members(rank, "experts")) if mesh.ep > 1 else None,
-            # Last: PyTorch names a group after how many its members have created, and inner stages do not create it.
-            new_group([stages[0], stages[-1]]) if on_an_end else None,
+            group("hdp"),
+            tp,
+            pp,
+            tp if mesh.pp == 1 else pp if mesh.tp == 1 else group("model"),
+            group("ep") if mesh.ep > 1 else None,
+            group("experts") if mesh.ep > 1 else None,
+            (pp if mesh.pp == 2 else group("tied")) if shares else None,
         )
 
     @property

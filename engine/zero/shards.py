@@ -12,8 +12,10 @@ from importlib import import_module
 
 import deepspeed
 import torch
+import torch.distributed as dist
 from deepspeed import ops
 from deepspeed.runtime import compiler
+from deepspeed.utils import groups
 from torch import nn
 
 from engine.config.schema import Config
@@ -28,6 +30,9 @@ def init_deepspeed() -> None:
         ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiling it takes 35 s, and only inference uses it
     _import_muon()
     deepspeed.init_distributed(auto_mpi_discovery=False)
+    # DeepSpeed would make another group of all ranks, because older versions of PyTorch had no numbers of ranks in the
+    # default group. On GPUs that would be one more communicator.
+    groups._WORLD_GROUP = dist.group.WORLD
 
 
 def _import_muon() -> None:
@@ -65,7 +70,7 @@ def stored(parameter: nn.Parameter) -> Stored:
     if not hasattr(parameter, "ds_id"):
         return whole(parameter)
     shard, shape = parameter.ds_tensor, torch.Size(parameter.ds_shape)  # type: ignore[attr-defined]
-    start = len(shard) * torch.distributed.get_rank(parameter.ds_process_group)  # type: ignore[attr-defined]
+    start = len(shard) * dist.get_rank(parameter.ds_process_group)  # type: ignore[attr-defined]
     return Stored(shard[: max(0, shape.numel() - start)], start, shape)
 
 
@@ -81,4 +86,4 @@ def gathered(parameter: nn.Parameter) -> Iterator[bool]:
         return
     group = parameter.ds_process_group  # type: ignore[attr-defined]
     with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-        yield torch.distributed.get_rank(group) == 0
+        yield dist.get_rank(group) == 0

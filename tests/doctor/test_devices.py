@@ -16,6 +16,7 @@ from engine.launch.checks import launchable
 CPUS = load([])
 GPUS = load(["cluster=h100x8", "cluster.ranks_per_node=2"])
 ZERO3 = load(["cluster=h100x8", "cluster.ranks_per_node=2", "zero.stage=3", "dtype=bf16"])
+STAGES = load(["cluster=h100x8", "cluster.ranks_per_node=2", "parallel.pp=2", "context=8K"])
 H100 = {"names": ["NVIDIA H100", "NVIDIA H100"], "why": None}
 
 
@@ -75,10 +76,11 @@ def test_gpus_that_torch_cannot_use(with_gpus: None) -> None:
     assert gpus(CPUS, answers(gpus=why)).state == "warning"
 
 
-def test_nccl_must_keep_the_order_of_kernels_for_zero_3(with_gpus: None) -> None:
+def test_nccl_must_keep_the_order_of_kernels_for_zero_3_and_pipelines(with_gpus: None) -> None:
     old = answers(nccl={"version": [2, 21, 5]})
     for config, found, state in (
         (ZERO3, old, "failed"),
+        (STAGES, old, "failed"),
         (GPUS, old, "ok"),
         (ZERO3, answers(), "ok"),
         (GPUS, answers(nccl={"version": None}), "failed"),

@@ -148,7 +148,7 @@ def test_the_worst_of_planned_steps() -> None:
     assert found.as_json()["tokens"] == found.load.tokens <= 2048
 
 
-@pytest.mark.parametrize(("cluster", "context", "percent"), [("local", 520 << 20, 8), ("h100x8", 3936 << 20, 5)])
+@pytest.mark.parametrize(("cluster", "context", "percent"), [("local", 520 << 20, 8), ("h100x8", 2784 << 20, 5)])
 def test_allowances_are_those_of_the_kind_of_device(cluster: str, context: int, percent: int) -> None:
     config = load([f"cluster={cluster}"])
     found = estimate(Job(config))

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from engine.cluster.mesh import Mesh
 from engine.config.load import read_resolved
 from engine.launch import outcome, supervise
 from engine.launch.agents.commands import NodeCommand
-from engine.parallel.axes import Axes
-from engine.parallel.groups import Groups
+from engine.parallel.groups import create_groups
 from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
 from engine.trainer.loop import Trainer
@@ -26,10 +22,7 @@ def on_rank(root: Path, checkpoint: Path | None, last: int) -> None:
     """Train as one rank in a world that is already connected, up to step `last`, and save a checkpoint."""
     folder = RunFolder(root)
     config = read_resolved(folder.resolved)
-    rank, mesh = dist.get_rank(), Mesh.of(dist.get_world_size(), config.parallel)
-    new_group = partial(dist.new_group, backend="gloo", use_local_synchronization=True)
-    axes = Axes.of(mesh, rank, new_group) if mesh.tp * mesh.pp > 1 else None
-    groups = Groups(rank, mesh, torch.device("cpu"), new_group(mesh.members(rank, "hdp")), control(), axes=axes)
+    groups = create_groups(config, control(), torch.device("cpu"), local_rank=0)
     trainer = Trainer(folder, config, groups, config.run.weights if checkpoint is None else None)
     trainer.begin(checkpoint)
     trainer.run(lambda: trainer.step >= last)

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from engine.attention.kernels.call import Call, Functions, Packed
 from engine.attention.kernels.varlen import Library
-
-# SMs that flash-attn 3 leaves to NCCL while ring transfers run, of 132 on an H100 or H200. A guess, not measured.
-TRANSFER_SMS = 8
+from engine.cluster.communicators import TRANSFER_SMS
 
 
 def load_2() -> Functions:

@@ -53,6 +53,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from engine.cluster.gpus import gpus_seen
+from engine.cluster.nccl import shares_gpu
 from engine.config.units import counted
 from engine.control import protocol
 from engine.control.branch import Branch
@@ -290,7 +291,8 @@ class Agent:
         world = int(environment.get("WORLD_SIZE") or len(work.ranks))
         problem = unready(Need(len(work.ranks), world, 1 if tree is None else 2, work.gpus), environment)
         gpus = gpus_seen(environment) if work.gpus else None
-        if problem is None and gpus is not None and len(gpus) < len(work.ranks):
+        needed = 1 if shares_gpu(environment) else len(work.ranks)
+        if problem is None and gpus is not None and len(gpus) < needed:
             problem = _too_few(len(gpus), len(work.ranks), environment)
         # The interface towards the other hosts. Left to themselves, gloo and NCCL may choose one that no other host
         # reaches.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.cluster.hosts import is_local
+from engine.cluster.nccl import OF_ONE_GPU, needs_order, shares_gpu
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.control.protocol import RayNode, Work
@@ -117,12 +118,9 @@ def _ray(job: Job, number: int, start: str) -> RayNode:
 def _of_all_ranks(ranks: int, config: Config) -> dict[str, str]:
     """Return the variables that all ranks get, on every host."""
     gpus = uses_gpus(config)
-    # ZeRO-3 gathers weights, and stages exchange activations, while rings exchange K,V: two communicators with kernels
-    # in flight on one GPU. All ranks post them in an order that cannot deadlock, and only with this variable NCCL keeps
-    # that order on the device (NVIDIA/nccl#522).
-    two = config.zero.stage == 3 or config.parallel.pp > 1
-    orders = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"} if gpus and two and ranks > 1 else {}
-    chosen = {**ALLOCATORS, **orders, **({} if gpus else CPU_ALLOCATOR)}
+    orders = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"} if gpus and needs_order(config) and ranks > 1 else {}
+    shared = OF_ONE_GPU if gpus and shares_gpu() else {}
+    chosen = {**ALLOCATORS, **orders, **shared, **({} if gpus else CPU_ALLOCATOR)}
     return {
         "WORLD_SIZE": str(ranks),
         **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),  # DeepSpeed uses a GPU wherever it sees one

@@ -12,15 +12,18 @@ from engine.cluster.cluster import Cluster
 from engine.cluster.gpus import least_gpu_memory, pytorch_without_cuda, unusable, visible_gpus
 from engine.cluster.hostfile import ONCE
 from engine.cluster.hosts import is_local, is_loopback
+from engine.cluster.nccl import ONE_GPU, shares_gpu
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.config.units import counted, format_apart
+from engine.cost.sizes import parameters
 from engine.data.workers import cores
 from engine.errors import ConfigError, Problem
 from engine.job import Job
 from engine.launch.checks.interface import addresses_of
 
 _LOOKUPS = 64  # of host names at once
+_MOST_SHARED = 10_000_000  # parameters of a model whose ranks may share a GPU: for tests, model=tiny has 26,000
 
 
 def check_launch(job: Job, launcher: str | None) -> None:
@@ -91,7 +94,8 @@ def same_host(cluster: Cluster, resolve: bool) -> Problem | None:
 def gpu_problem(job: Job) -> Problem | None:
     """Return the problem if this machine's GPUs are fewer or smaller than the config says, or PyTorch cannot use them.
 
-    Other hosts are ignored. Without this check ranks would silently train on CPUs, or share a GPU, and be slow. A
+    Other hosts are ignored. Without this check ranks would silently train on CPUs, or share a GPU, and be slow: that is
+    only for tests, with BYTESCALE_ONE_GPU=1. A
     smaller GPU is a problem only if the hostfile names its memory; else `on_this_machine` plans with the memory that it
     has.
     """
@@ -100,6 +104,10 @@ def gpu_problem(job: Job) -> Problem | None:
     if not here or not uses_gpus(config):
         return None
     ranks, gpus = max(node.devices for node in here), visible_gpus()
+    if shares_gpu():
+        if problem := _shared_gpu_problem(job):
+            return problem
+        ranks = min(ranks, 1)
     if ranks <= gpus:
         stated, has = max(node.memory or 0 for node in here), least_gpu_memory()
         if has is None or stated <= has:
@@ -109,10 +117,22 @@ def gpu_problem(job: Job) -> Problem | None:
         return Problem(message, "cluster.hostfile", f"remove memory= for this machine in {config.cluster.hostfile}")
     if not gpus:
         return no_gpus(config)
-    message = f"{counted(ranks, 'rank')} need one GPU each, but CUDA finds {gpus} on this machine{_seen()}"
+    message = f"{counted(ranks, 'rank')} need one GPU each, but CUDA finds {gpus} on {socket.gethostname()}{_seen()}"
     if config.cluster.hostfile is None:
         return Problem(message, f"cluster.ranks_per_node={ranks}", f"set cluster.ranks_per_node={gpus}")
     return Problem(message, "cluster.hostfile", f"set slots={gpus} for this machine in {config.cluster.hostfile}")
+
+
+def _shared_gpu_problem(job: Job) -> Problem | None:
+    """The problem of a job that is no test, if all ranks are to share a GPU."""
+    key, size = f"{ONE_GPU}=1", parameters(job.config.model)
+    hint = f"unset {ONE_GPU}"
+    if len(job.cluster.nodes) > 1:
+        return Problem("lets the ranks of one host share a GPU, and this job has several hosts", key, hint)
+    if size > _MOST_SHARED:
+        message = f"lets ranks share a GPU in tests of models of up to {_MOST_SHARED:,} parameters, not of {size:,}"
+        return Problem(message, key, hint)
+    return None
 
 
 def no_gpus(config: Config) -> Problem:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.attention.kernels import cudnn, flash_attn, plans, self_test, torch_varlen
 from engine.attention.kernels.call import Call, Functions
+from engine.cluster.communicators import TRANSFER_SMS
 from tests.attention.kernels import libraries
 from tests.attention.rings import CPU
 
@@ -235,7 +236,7 @@ def test_flash_attn_3_leaves_sms_to_transfers_only_while_there_are_any(
     q = torch.randn(6, 2, 16).to(BF16)
     out, lse = kernel.forward(q, q, q, one)
     kernel.backward(out, q, q, q, out, lse, one)
-    assert torch.ops.flash_attn_3.margins == [flash_attn.TRANSFER_SMS if overlapped else 0] * 2
+    assert torch.ops.flash_attn_3.margins == [TRANSFER_SMS if overlapped else 0] * 2
 
 
 def test_cudnn_is_used_once_a_shape_has_paid_for_its_plan(stand_ins: libraries.Cudnn) -> None:

@@ -179,6 +179,24 @@ def test_an_agent_does_not_wait_for_ever_for_a_rank_that_cannot_be_killed(
     rank.process.wait()
 
 
+def test_ranks_that_share_a_gpu_in_a_test_need_only_one(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[int]()
+
+    def begin(rank: int, *_: Any) -> None:
+        started.append(rank)
+        raise OSError(2, "enough", "x")
+
+    monkeypatch.setattr(agents, "_Rank", begin)
+    monkeypatch.setattr(agents, "gpus_seen", lambda environment: [GPU])
+    monkeypatch.setenv("BYTESCALE_ONE_GPU", "1")
+    ours, theirs = (end.detach() for end in socket.socketpair())
+    link, other = Link(ours, ours), Link(theirs, theirs)
+    Agent(link)._start(replace(work(folder, "pass", "pass", first=8), gpus=True), None)
+    link.close()
+    other.close()
+    assert started == [8, 9]
+
+
 def test_other_hosts_are_reached_over_the_interface_of_the_route_unless_the_user_chose_one(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,18 @@ def test_launch_order_is_kept_only_where_two_communicators_meet(
     assert order(2, True, 3) == "0", "users may know better"
 
 
+def test_nccl_lets_ranks_share_a_gpu_in_the_test_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
+
+    def shares(gpus: bool) -> str | None:
+        commands = node_commands(Job(ranks_of(gpus, 1), (Node("localhost", 2),)), RunFolder(tmp_path), None)
+        return commands[0].work.environment.get("NCCL_MULTI_RANK_GPU_ENABLE")
+
+    assert shares(True) is None
+    monkeypatch.setenv("BYTESCALE_ONE_GPU", "1")
+    assert shares(True) == "1" and shares(False) is None
+
+
 def recipe(tmp_path: Path, *overrides: str) -> list[str]:
     (tmp_path / "data").mkdir(exist_ok=True)
     (tmp_path / "data" / "a.py").write_text("print()\n" * 400)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,29 @@ def test_more_ranks_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     problem = gpu_problem(h200(f"cluster.hostfile={hosts}"))
     assert problem is not None
     assert (problem.key, problem.hint) == ("cluster.hostfile", f"set slots=2 for this machine in {hosts}")
+
+
+def test_ranks_share_a_gpu_in_tests_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks on one GPU are refused, and with the test mode every model but a small one on a single host."""
+    machine(monkeypatch, 1)
+    tiny = h200("model=tiny", "context=64", "capacity=64", "cluster.ranks_per_node=4")
+    refused_ = gpu_problem(tiny)
+    assert refused_ is not None and refused_.key == "cluster.ranks_per_node=4"
+    assert socket.gethostname() in refused_.message
+    monkeypatch.setenv("BYTESCALE_ONE_GPU", "1")
+    assert gpu_problem(tiny) is None
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost slots=4\nbeta slots=4\n")
+    several = h200("model=tiny", "context=64", "capacity=64", f"cluster.hostfile={hosts}")
+    for job in (h200("cluster.ranks_per_node=4"), several):
+        problem = gpu_problem(job)
+        assert problem is not None and problem.key == "BYTESCALE_ONE_GPU=1"
+    machine(monkeypatch, 0)
+    problem = gpu_problem(tiny)
+    assert problem is not None and problem.key == "cluster=h200x8"
+    monkeypatch.setenv("BYTESCALE_ONE_GPU", "0")
+    machine(monkeypatch, 1)
+    assert gpu_problem(tiny) == refused_
 
 
 def test_other_hosts_and_clusters_of_cpus_need_no_gpu_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
