@@ -77,6 +77,7 @@ PARTS = (
     Part("memory-trace", 90, ("memory.py", "--only", "trace"), "overlap of offload's copies"),
     Part("memory-time", 240, ("memory.py", "--only", "time"), "time that offload adds"),
     Part("memory-peak", 330, ("memory.py", "--only", "peak"), "peak memory against the estimate"),
+    Part("one-rank-1m", 180, ("one_rank_1m.py",), "one rank's part of a step of 1M tokens, and the step"),
     Part("profile", 150, ("commands.py", "--only", "profile"), "the calibration, against the data sheet"),
     Part("longest", 300, ("memory.py", "--only", "longest"), "the longest context of the 1B recipe"),
 )
