@@ -1,6 +1,6 @@
 """The first half hour on a GPU: every measurement that this repository waits for, the most informative first.
 
-    python benchmarks/gpu/first_hour.py [--out DIR] [--budget 28m] [--only PART[,PART]] [--list] [--dry-run]
+    python benchmarks/gpu/first_hour.py [--out DIR] [--budget 28m] [--call N] [--only PART[,PART]] [--list] [--dry-run]
 
 Each part is a process with a time limit. It writes DIR/PART.json as it goes, and its output is in DIR/PART.log. A part
 that fails or is stopped does not stop the others. Run the command again to continue: parts that are done are skipped,
@@ -8,6 +8,10 @@ new ones come first, then those in which a case failed, or that were stopped. At
 
 All limits together are longer than the default budget; --list prints their sum. A part does not start with less time
 than half of its limit, or than it took before. The result of the run before is kept as DIR/PART.old.
+
+--budget 15m is a separate plan for a GPU lent for 15 minutes, its start included: three calls, of which --call N
+runs one, so that results can be fetched in between. `prepared.py` runs before, where there is no GPU: then plans are
+read from prepared/, and packages that are missing are installed from prepared/wheels.
 
 --dry-run runs the code of every part in tiny sizes on the CPU, and prints the keys of its JSON. Exit codes: 0 if all
 selected parts are done; 1 if not; 3 without torch. This program needs the standard library only.
@@ -25,7 +29,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -67,6 +72,7 @@ class Part:
 
 PARTS = (
     Part("machine", 60, ("machine.py",), "versions, memory, packages, the selected attention kernel"),
+    Part("parts", 90, ("parts.py",), "rates of products, weight gradients, FP8, packs, loss and update"),
     Part("tests", 240, ("commands.py", "--only", "tests"), "the tests that need a GPU"),
     Part("probe", 240, ("probe.py",), "cuDNN's plan builds and NaNs, a ring of 8, cuDNN against varlen"),
     Part("attention", 180, ("attention.py",), "kernels, packing, a ring of 8, and steps of real plans"),
@@ -81,6 +87,44 @@ PARTS = (
     Part("profile", 150, ("commands.py", "--only", "profile"), "the calibration, against the data sheet"),
     Part("longest", 300, ("memory.py", "--only", "longest"), "the longest context of the 1B recipe"),
 )
+
+
+@dataclass(frozen=True)
+class Call:
+    """Parts that run one after another in at most so many seconds."""
+
+    seconds: float
+    parts: tuple[Part, ...]
+
+
+# The plan for 15 minutes: where the time goes; what was never measured; several ranks on this GPU.
+QUARTER = (
+    Call(
+        300,
+        (
+            Part("machine", 30, ("machine.py",), "versions, memory, packages, the selected attention kernel"),
+            Part("parts", 60, ("parts.py",), "rates of products, weight gradients, FP8, packs, loss and update"),
+            Part("train-trace", 90, ("train.py", "--only", "trace"), "milliseconds by class of kernel, launches, idle"),
+            Part("rates", 60, ("probe.py", "--only", "rates"), "attention at head sizes of 64 and 128, 8K to 64K"),
+            Part("train-plan", 60, ("train.py", "--only", "plan"), "steps of real plans: new against seen shapes"),
+        ),
+    ),
+    Call(
+        180,
+        (
+            Part("one-rank-1m", 110, ("one_rank_1m.py",), "one rank's part of a step of 1M tokens, and the step"),
+            Part("train-missing", 70, ("train.py", "--only", "missing"), "tokens/s and MFU that no GPU has shown yet"),
+        ),
+    ),
+    Call(
+        180,
+        (
+            Part("memory-time", 100, ("memory.py", "--only", "time"), "time that offload adds"),
+            Part("profile", 80, ("commands.py", "--only", "profile"), "the calibration, against the data sheet"),
+        ),
+    ),
+)
+QUARTER_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -100,45 +144,83 @@ class Outcome:
 
 def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> int:
     """Run the parts; return the exit code."""
-    options = parse(arguments, [part.name for part in parts])
+    options = parse(arguments, [*parts, *(part for call in QUARTER for part in call.parts)])
+    calls = calls_of(options, parts)
+    parts = [part for call in calls for part in call.parts]
     if options.list:
         for part in parts:
             print(f"{part.name:13} at most {part.limit_s:4.0f} s  {part.answers}")
         print(f"all: at most {sum(part.limit_s for part in parts) / 60:.0f} minutes")
         return 0
-    if missing := [package for module, package in NEEDED.items() if find_spec(module) is None]:
+    began = time.monotonic()
+    if missing := not_installed():
+        install()
+        missing = not_installed()
+    if missing:
         print(f"not installed: {', '.join(missing)}; parts that need them fail", file=sys.stderr)
         if "torch" in missing:
             return 3
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     outcomes = read_outcomes(out)
-    selected = [part for part in parts if part.name in options.only] if options.only else list(parts)
+    selected = [part for part in parts if part.name in options.only] if options.only else parts
     # An explicit selection runs again even if it is done.
     todo = selected if options.only else in_order(selected, outcomes)
     for part in selected:
         if part not in todo:
             print(f"{part.name}: {outcomes[part.name].state} before, skipped", flush=True)
-    deadline = time.monotonic() + options.budget
     try:
-        for part in todo:
-            left = deadline - time.monotonic()
-            if left < (least := least_s(part, outcomes.get(part.name))):
-                print(f"{part.name}: not started, {max(left, 0):.0f} s left of at least {least:.0f} s", flush=True)
-                continue
-            print(f"{part.name}: {part.answers} (at most {min(part.limit_s, left):.0f} s)", flush=True)
-            outcome = run(part, out, left, options.dry_run)
-            outcomes[part.name] = outcome
-            write_outcomes(out, outcomes)
-            cause = f": {outcome.cause}" if outcome.cause else ""
-            print(f"{part.name}: {outcome.state} after {outcome.seconds:.0f} s{cause}", flush=True)
+        for call in calls:
+            run_call(
+                [part for part in todo if part in call.parts], began + call.seconds, out, outcomes, options.dry_run
+            )
+            began = time.monotonic()
     except KeyboardInterrupt:
         print("stopped; run the same command to continue", file=sys.stderr)
     summarise(out, selected, outcomes, keys=options.dry_run)
     return 0 if all(part.name in outcomes and outcomes[part.name].state in DONE for part in selected) else 1
 
 
-def parse(arguments: Sequence[str] | None, names: Sequence[str]) -> argparse.Namespace:
+def calls_of(options: argparse.Namespace, parts: Sequence[Part]) -> list[Call]:
+    """All parts in one call, or the calls of the plan of 15 minutes. A dry run has enough time: no GPU is lent."""
+    if options.budget != QUARTER_S:
+        return [Call(options.budget, tuple(parts))]
+    calls = [QUARTER[options.call - 1]] if options.call else list(QUARTER)
+    if not options.dry_run:
+        return calls
+    slow = [[replace(part, limit_s=10 * part.limit_s) for part in call.parts] for call in calls]
+    return [Call(sum(part.limit_s for part in parts), tuple(parts)) for parts in slow]
+
+
+def run_call(todo: Sequence[Part], deadline: float, out: Path, outcomes: dict[str, Outcome], dry_run: bool) -> None:
+    """Run parts one after another until the deadline. Each outcome is written at once."""
+    for part in todo:
+        left = deadline - time.monotonic()
+        if left < (least := least_s(part, outcomes.get(part.name))):
+            print(f"{part.name}: not started, {max(left, 0):.0f} s left of at least {least:.0f} s", flush=True)
+            continue
+        print(f"{part.name}: {part.answers} (at most {min(part.limit_s, left):.0f} s)", flush=True)
+        outcome = run(part, out, left, dry_run)
+        outcomes[part.name] = outcome
+        write_outcomes(out, outcomes)
+        cause = f": {outcome.cause}" if outcome.cause else ""
+        print(f"{part.name}: {outcome.state} after {outcome.seconds:.0f} s{cause}", flush=True)
+
+
+def not_installed() -> list[str]:
+    """The packages that parts need and this Python lacks."""
+    invalidate_caches()
+    return [package for module, package in NEEDED.items() if find_spec(module) is None]
+
+
+def install() -> None:
+    """Install the prepared wheels, if there are any. Nothing is fetched."""
+    if wheels := [str(wheel) for wheel in sorted((ROOT / "prepared" / "wheels").glob("*.whl"))]:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", *wheels]
+        subprocess.run(command, check=False)
+
+
+def parse(arguments: Sequence[str] | None, parts: Sequence[Part]) -> argparse.Namespace:
     """Parse the command line. Exits with code 2 if it is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the results (first_hour, or dry_run)")
@@ -146,7 +228,11 @@ def parse(arguments: Sequence[str] | None, names: Sequence[str]) -> argparse.Nam
     parser.add_argument("--only", type=lambda text: text.split(","), help="run these parts, even if they are done")
     parser.add_argument("--list", action="store_true", help="print the parts and end")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU; prints the keys of each JSON")
+    parser.add_argument("--call", type=int, choices=range(1, len(QUARTER) + 1), help="of --budget 15m: only this call")
     options = parser.parse_args(arguments)
+    if options.call and options.budget != QUARTER_S:
+        parser.error("--call needs --budget 15m")
+    names = list(dict.fromkeys(part.name for part in parts))
     if unknown := [name for name in options.only or () if name not in names]:
         parser.error(f"unknown part {unknown[0]}; the parts are {', '.join(names)}")
     # A dry run has its own folder: its results must not count as measured.

@@ -2,15 +2,15 @@
 
 `python benchmarks/gpu/one_rank_1m.py [--json FILE] [--dry-run]` runs micro-batches of `recipe=qwen3-8b-1m-1node`: the
 131,072 queries of one rank attend to the 1,048,576 keys of a ring of eight, forward and backward, in models of the
-recipe's widths with 1 and 3 layers. Messages of the ring are copies on the device. The difference of the two depths is the
-time of a layer, the rest is that of the embedding, head and loss. The deeper model also runs with as much offloaded as
-possible.
+recipe's widths with 1 and 3 layers. Messages of the ring are copies on the device. The difference of the two depths is
+the time of two layers, the rest that of the embedding, head and loss. The deeper model also runs with as much offloaded
+as possible.
 
 The step has all layers of the recipe, and what one GPU cannot show as the cost model has it: ZeRO's gathers and
-reductions, and the update. It assumes that the ring's transfers hide behind attention. Steps of 2M and 4M tokens on two and
-four nodes are those of the cost model, multiplied by what this step takes over the modelled one. The output has them
-beside TRL's (docs/recipes.md). Exit codes: 1 if a case fails, 3 without a CUDA device, 4 if the step takes longer than
-MOST_S.
+reductions, and the update. It assumes that the ring's transfers hide behind attention. Steps of 2M and 4M tokens on two
+and four nodes are those of the cost model, multiplied by what this step takes over the modelled one. The output has
+them beside TRL's (docs/recipes.md). Exit codes: 1 if a case fails, 3 without a CUDA device, 4 if the step takes longer
+than MOST_S.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from benchmarks.gpu import on_gpu
 from benchmarks.gpu.attention import DEGREE, PART, Replay
 from benchmarks.gpu.on_gpu import Row
 from benchmarks.gpu.one_rank import OneRank, joined
+from benchmarks.gpu.prepared import prepared
 from engine.attention.comm import RingComm
 from engine.config.load import load
 from engine.config.schema import Config
@@ -44,7 +45,7 @@ CLUSTER = "h200x8"
 
 
 class Case(NamedTuple):
-    """A model with so many layers, and further keys. `ratio` is offloaded in another run if it is above 0."""
+    """A model with so many layers, and further keys. The second run offloads `ratio` of the activations."""
 
     layers: int
     tokens: int = 2**20
@@ -86,7 +87,10 @@ def measured(case: Case, dry_run: bool) -> Row:
 
 
 def measure(case: Case, groups: Groups) -> Row:
-    """Measure a micro-batch of one rank of the ring, the second of its shape; also with offload if the case has it."""
+    """Measure a micro-batch of one rank of the ring; then again with offload, if the case has it, else without.
+
+    At the first one the attention kernel may build its plans for the shape, and the allocator reserve its memory.
+    """
     config, micro = case.config, part(case.tokens)
     rank = OneRank.of(config, groups).with_plans()
     rank = replace(rank, context=replace(rank.context, comm=cast(RingComm, Replay())))
@@ -99,15 +103,20 @@ def measure(case: Case, groups: Groups) -> Row:
         rank.planned(replace(micro, offload=ratio))
         return watch.now() - began
 
-    seconds(0.0)  # builds the plans of this shape, and allocates
     on_gpu.new_peak(groups.device)
-    found: Row = {"seconds": seconds(0.0), "peak": on_gpu.new_peak(groups.device), "kernel": rank.context.kernel.name}
-    found["said"] = f"{case.layers} layers: {found['seconds']:.3f} s, peak {found['peak'] / 2**30:.1f} GiB"
-    if case.ratio:
-        found |= {"offload_s": seconds(case.ratio), "offload_peak": on_gpu.new_peak(groups.device)}
-        found["moved"] = rank.offload.moved_bytes / rank.offload.saved_bytes
-        found["said"] += f"; with {100 * found['moved']:.0f} % offloaded {found['offload_s']:.3f} s"
-    return found
+    first, first_peak = seconds(0.0), on_gpu.new_peak(groups.device)
+    again, peak = seconds(case.ratio), on_gpu.new_peak(groups.device)
+    moved = rank.offload.moved_bytes / rank.offload.saved_bytes if case.ratio else 0.0
+    return {
+        "first_s": first,
+        "first_peak": first_peak,
+        "seconds": again,
+        "peak": peak,
+        "moved": moved,
+        "kernel": rank.context.kernel.name,
+        "said": f"{case.layers} layers: {first:.3f} s at first, then with {100 * moved:.0f} % offloaded {again:.3f} s, "
+        f"peaks {first_peak / 2**30:.1f} and {peak / 2**30:.1f} GiB",
+    }
 
 
 def part(tokens: int) -> MicroBatch:
@@ -120,7 +129,7 @@ def step(shallow: Row, deep: Row) -> Row:
     """The steps that follow from the times of two depths, the deeper one with offload."""
     modelled = {name: modelled_step(name) for name in TRL_S}
     first, (whole, other, layers) = next(iter(modelled.items()))
-    layer = (deep["offload_s"] - shallow["seconds"]) / (deep["layers"] - shallow["layers"])
+    layer = (deep["seconds"] - shallow["seconds"]) / (deep["layers"] - shallow["layers"])
     seconds = layer * layers + (shallow["seconds"] - shallow["layers"] * layer) + other
     ratio = seconds / whole
     steps = {name: seconds if name == first else ratio * one[0] for name, one in modelled.items()}
@@ -137,13 +146,20 @@ def step(shallow: Row, deep: Row) -> Row:
     }
 
 
-def modelled_step(recipe: str) -> tuple[float, float, int]:
-    """Seconds of the first step of a recipe by the cost model, those of it that one GPU cannot show, and its layers."""
+def modelled_step(recipe: str, write: bool = False) -> tuple[float, float, int]:
+    """Seconds of the first step of a recipe by the cost model, those of it that one GPU cannot show, and its layers.
+
+    They are read if they were prepared; `write` prepares them.
+    """
     config = load([f"recipe={recipe}", f"cluster={CLUSTER}"])
-    settings = Job(config).settings
-    found = facts(plan_step(next(iter(step_lengths(config, 1))), settings), settings)
-    update_s = settings.costs.step / NS
-    return float(found["makespan_s"]) + update_s, settings.costs.slot / NS + update_s, config.model.layers
+
+    def model() -> tuple[float, float, int]:
+        settings = Job(config).settings
+        found = facts(plan_step(next(iter(step_lengths(config, 1))), settings), settings)
+        update_s = settings.costs.step / NS
+        return float(found["makespan_s"]) + update_s, settings.costs.slot / NS + update_s, config.model.layers
+
+    return prepared(config, "modelled step", model, write)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ each new shape, as cuDNN does, stall there.
 
 from __future__ import annotations
 
+from benchmarks.gpu.prepared import prepared
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.lengths import step_lengths
@@ -21,11 +22,18 @@ def config_of(ranks: int, capacity: int, context: int, step_tokens: int, *more: 
     return load(["recipe=h200-1b-8k", "lengths=github", f"cluster.ranks_per_node={ranks}", *lengths, *more])
 
 
-def planned(config: Config, steps: int, rank: int = 0) -> list[list[MicroBatch]]:
-    """Plan the first steps of a config; return the micro-batches of a rank in each step, without idle ones."""
-    settings = Job(config).settings
-    plans = (plan_step(lengths, settings) for lengths in step_lengths(config, steps))
-    return [[micro for micro in plan.of_rank(rank) if micro.shards] for plan in plans]
+def planned(config: Config, steps: int, rank: int = 0, write: bool = False) -> list[list[MicroBatch]]:
+    """Plan the first steps of a config; return the micro-batches of a rank in each step, without idle ones.
+
+    They are read if they were prepared; `write` prepares them.
+    """
+
+    def plan() -> list[list[MicroBatch]]:
+        settings = Job(config).settings
+        plans = (plan_step(lengths, settings) for lengths in step_lengths(config, steps))
+        return [[micro for micro in plan.of_rank(rank) if micro.shards] for plan in plans]
+
+    return prepared(config, f"{steps} steps of rank {rank}", plan, write)
 
 
 def tokens_of(micro: MicroBatch) -> int:

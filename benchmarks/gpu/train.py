@@ -1,14 +1,15 @@
 """Training on one GPU: tokens per second and MFU of a 1B and an 8B-shaped model through ZeRO.
 
-`python benchmarks/gpu/train.py [--json FILE] [--only cases|plan|trace]` runs in bf16, as the trainer does:
+`python benchmarks/gpu/train.py [--json FILE] [--only cases|missing|plan|trace]` runs in bf16, as the trainer does:
 
     cases  micro-batches of one sequence, forward and backward; medians after a warm-up. The 8B-shaped model has fewer
            layers, so that its states fit on one GPU. cuDNN serves all calls; a second row has the rate of PyTorch's
            varlen kernel, which training uses for shapes that come too seldom for a plan of cuDNN
+    missing  those of `cases` that no GPU has run yet
     plan   steps of lengths like GitHub's (`plans.py`), each run twice: `new_s` is the time of the first run, in which
            most shapes are new, `seen_s` that of the second. Each call has the kernel that training would use
     trace  a profile of one micro-batch: kernel launches, the fraction of the time in which a kernel runs, and the
-           kernels that take longest; attention as in `cases`
+           kernels that take longest, all of them summed by class; attention as in `cases`
 
 MFU is the rate of model FLOPs, without recompute (`engine/cost/flops.py`), divided by the data sheet's peak. The exit
 code is 1 if a case fails, and 3 without a CUDA device.
@@ -45,22 +46,37 @@ from engine.planner.plan.step_plan import MicroBatch
 
 Case = tuple[str, int, str, tuple[str, ...]]  # model, tokens, recompute, further keys
 NAMES = ("model", "tokens", "recompute")  # columns of a case
+_8B = ("model.layers=8",)
+MISSING: tuple[Case, ...] = (
+    ("llama3-8b", 65536, "layer_keep_attention", _8B),
+    ("1b", 65536, "none", ()),
+    ("llama3-8b", 32768, "layer_keep_attention", _8B),
+    ("1b", 32768, "layer_keep_attention", ()),
+)
 CASES: tuple[Case, ...] = (
     ("1b", 8192, "none", ()),
     ("1b", 65536, "layer_keep_attention", ()),
-    ("llama3-8b", 8192, "none", ("model.layers=8",)),
-    ("llama3-8b", 65536, "layer_keep_attention", ("model.layers=8",)),
-    ("1b", 32768, "layer_keep_attention", ()),
-    ("llama3-8b", 32768, "layer_keep_attention", ("model.layers=8",)),
+    ("llama3-8b", 8192, "none", _8B),
+    *MISSING,
 )
 PLANS: tuple[Case, ...] = (("1b", 65536, "layer_keep_attention", ()),)
-TRACES: tuple[Case, ...] = (("1b", 8192, "none", ()),)
+TRACES: tuple[Case, ...] = (
+    ("1b", 8192, "none", ()),
+    ("llama3-8b", 8192, "none", _8B),
+    ("1b", 65536, "layer_keep_attention", ()),
+)
 TINY: tuple[Case, ...] = (("tiny", 64, "none", ()),)
 CLUSTER, VOCAB = "h200x8", 32768
 WARM_UPS = 3  # before a trace
 REPEATS, MOST_S = 8, 8.0  # of a case: fewer repeats if they take longer
 STEPS, STEP_TOKENS = 5, 4  # planned steps, and their tokens as a multiple of the context
-TOP = 12  # kernels that a trace lists
+TOP = 40  # kernels that a trace lists
+# Classes of kernels by parts of their names, the first that matches; all others are `pointwise`.
+CLASSES = {
+    "attention": ("flash", "fmha", "sdpa", "attention"),
+    "product": ("gemm", "cutlass", "cublas", "nvjet", "wgmma", "xmma"),
+    "copy": ("copy", "memcpy", "memset", "fill"),
+}
 
 
 def main() -> None:
@@ -68,7 +84,7 @@ def main() -> None:
     options = on_gpu.parse_options(__doc__, tuple(SECTIONS))
     device = on_gpu.device_of(options)
     rows: list[Row] = []
-    for section in [options.only] if options.only else SECTIONS:
+    for section in [options.only] if options.only else [name for name in SECTIONS if name != "missing"]:
         measure, cases, shown = SECTIONS[section]
         for case in TINY if options.dry_run else cases:
             named = {"section": section} | dict(zip(NAMES, case, strict=False))
@@ -138,9 +154,7 @@ def speed_of_varlen(rank: OneRank) -> Row:
 
 def planned(config: Config, groups: Groups) -> Row:
     """Measure steps of real plans for one rank, each run twice."""
-    shape = [f"model={config.model.name}", f"model.vocab={VOCAB}", f"recompute={config.recompute}"]
-    drawn = plans.config_of(1, config.capacity, config.context, STEP_TOKENS * config.context, *shape)
-    steps = plans.planned(drawn, STEPS)
+    drawn, steps = steps_of(config)
     rank, watch = OneRank.of(drawn, groups), Stopwatch(groups.device)
     # Compiles what does not depend on the lengths; the largest of the micro-batches allocates.
     rank.planned(max((micro for step in steps for micro in step), key=plans.tokens_of))
@@ -168,6 +182,13 @@ def planned(config: Config, groups: Groups) -> Row:
     }
 
 
+def steps_of(config: Config, write: bool = False) -> tuple[Config, list[list[MicroBatch]]]:
+    """The config with GitHub's lengths for the model of a case, and the micro-batches of its first steps."""
+    shape = [f"model={config.model.name}", f"model.vocab={VOCAB}", f"recompute={config.recompute}"]
+    drawn = plans.config_of(1, config.capacity, config.context, STEP_TOKENS * config.context, *shape)
+    return drawn, plans.planned(drawn, STEPS, write=write)
+
+
 def traced(config: Config, groups: Groups) -> Row:
     """Profile one micro-batch of one sequence, after a warm-up."""
     rank, watch = OneRank.of(config, groups).with_plans(), Stopwatch(groups.device)
@@ -189,29 +210,36 @@ def summary(events: list[dict[str, Any]], seconds: float) -> Row:
     for event in events:
         if event.get("cat") == "kernel":
             spent[event["name"]].append(event["dur"] / 1e3)
+    classes = dict.fromkeys([*CLASSES, "pointwise"], 0.0)
+    for name, times in spent.items():
+        classes[class_of(name)] += sum(times)
     longest = sorted(spent.items(), key=lambda item: -sum(item[1]))[:TOP]
     return {
         "seconds": seconds,
         "launches": len(kernels),
         "busy": busy / seconds,
+        "ms": classes | {"none": 1e3 * (seconds - busy)},
         "top": [{"kernel": name[:100], "ms": sum(times), "count": len(times)} for name, times in longest],
     }
 
 
+def class_of(kernel: str) -> str:
+    """The class of a kernel by its name."""
+    found = (name for name, parts in CLASSES.items() if any(part in kernel.lower() for part in parts))
+    return next(found, "pointwise")
+
+
+_CASE = "| {model} | {tokens} | {recompute} |"
+_SPEED = f"{_CASE} {{kernel}} | {{tokens_per_s:,.0f}} tokens/s | MFU {{mfu:.3f}} | {{peak_gib:.1f}} GiB |"
 SECTIONS: dict[str, tuple[Callable[[Config, Groups], Row], tuple[Case, ...], str]] = {
-    "cases": (
-        measure,
-        CASES,
-        "| {model} | {tokens} | {recompute} | {kernel} | {tokens_per_s:,.0f} tokens/s | MFU {mfu:.3f} | "
-        "{peak_gib:.1f} GiB |",
-    ),
+    "cases": (measure, CASES, _SPEED),
+    "missing": (measure, MISSING, _SPEED),
     "plan": (
         planned,
         PLANS,
-        "| {model} | {tokens} | {recompute} | {tokens_per_s:,.0f} tokens/s, new shapes {tokens_per_s_new:,.0f} | "
-        "MFU {mfu:.3f} |",
+        f"{_CASE} {{tokens_per_s:,.0f}} tokens/s, new shapes {{tokens_per_s_new:,.0f}} | MFU {{mfu:.3f}} |",
     ),
-    "trace": (traced, TRACES, "| {model} | {tokens} | {recompute} | {launches} launches | busy {busy:.3f} |"),
+    "trace": (traced, TRACES, f"{_CASE} {{launches}} launches | busy {{busy:.3f}} | ms {{ms}} |"),
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import first_hour
-from benchmarks.gpu.first_hour import PARTS, Part, main, read_outcomes
+from benchmarks.gpu.first_hour import PARTS, QUARTER, QUARTER_S, Call, Part, main, read_outcomes
 
 pytestmark = pytest.mark.long
 
@@ -107,6 +107,42 @@ def test_the_budget_bounds_all_parts(folder: Path, capsys: pytest.CaptureFixture
     assert (
         "missed: not started, 18 s left of at least 30 s" in said and "good: what good answers (at most 18 s)" in said
     )
+
+
+def test_the_calls_of_15_minutes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has a deadline of its own; --call selects one, and a dry run takes as long as it needs."""
+    seconds = [call.seconds for call in QUARTER]
+    assert seconds == [300, 180, 180] and QUARTER_S - sum(seconds) >= 60 + 60, "its start, and transfers"
+    assert all(sum(part.limit_s for part in call.parts) <= call.seconds for call in QUARTER)
+    limits = {part.name: part.command for part in PARTS}
+    for part_ in (part for call in QUARTER for part in call.parts):
+        assert (Path(first_hour.__file__).parent / part_.command[0]).exists()
+        assert limits.get(part_.name, part_.command) == part_.command, "they share their results"
+
+    monkeypatch.setattr(first_hour, "QUARTER", (Call(60, (part("good"),)), Call(0, (part("missed"),))))
+    budget = ["--budget", "15m", "--out", str(folder)]
+    assert main([*budget, "--call", "1"]) == 0
+    assert (runs(folder, "good"), runs(folder, "missed")) == (1, 0)
+    assert main(budget) == 1 and runs(folder, "missed") == 0 and "not started" in capsys.readouterr().out
+    assert main([*budget, "--dry-run"]) == 0 and runs(folder, "missed") == 1
+    with pytest.raises(SystemExit, match="2"):
+        main(["--call", "1"])
+
+
+def test_missing_packages_are_installed_from_prepared_wheels(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels = tmp_path / "prepared" / "wheels"
+    wheels.mkdir(parents=True)
+    (wheels / "a.whl").touch()
+    called: list[list[str]] = []
+    monkeypatch.setattr(first_hour, "ROOT", tmp_path)
+    monkeypatch.setattr(first_hour, "NEEDED", {"no_such_module": "no-such"})
+    monkeypatch.setattr(subprocess, "run", lambda command, check: called.append(command))
+    first_hour.main(["--out", str(folder)], [])
+    assert len(called) == 1 and "--no-index" in called[0] and called[0][-1].endswith("a.whl")
 
 
 def test_the_program_needs_the_standard_library_only() -> None:

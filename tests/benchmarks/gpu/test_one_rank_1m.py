@@ -42,10 +42,10 @@ def test_the_step_has_all_layers_and_what_was_not_measured() -> None:
     whole, other, layers = modelled_step("qwen3-8b-1m-1node")
     assert layers == 36 and 0 < other < 0.01 * whole
     layer = (whole - other - 2.0) / layers  # as modelled, with 2 s for the head
-    found = step({"layers": 1, "seconds": 2 + layer}, {"layers": 3, "seconds": 0.0, "offload_s": 2 + 3 * layer})
+    found = step({"layers": 1, "seconds": 2 + layer}, {"layers": 3, "seconds": 2 + 3 * layer})
     assert found["step_s"] == pytest.approx(whole) and found["holds"]
     assert found["steps_s"] == pytest.approx(found["modelled_s"])
-    slow = step({"layers": 1, "seconds": 2 + 2 * layer}, {"layers": 3, "seconds": 0.0, "offload_s": 2 + 6 * layer})
+    slow = step({"layers": 1, "seconds": 2 + 2 * layer}, {"layers": 3, "seconds": 2 + 6 * layer})
     assert slow["step_s"] == pytest.approx(2 * whole - other - 2) and not slow["holds"]
     assert slow["steps_s"]["qwen3-8b-2m-2nodes"] > 1.9 * found["steps_s"]["qwen3-8b-2m-2nodes"]
 
@@ -57,4 +57,4 @@ def tiny() -> dict[str, Any]:
 @pytest.mark.world
 def test_a_tiny_one_runs_with_offload() -> None:
     (found,) = run_world(1, tiny)
-    assert found["seconds"] > 0 and found["offload_s"] > 0 and found["moved"] == pytest.approx(1 / 3)
+    assert found["seconds"] > 0 and found["first_s"] > 0 and found["moved"] == pytest.approx(1 / 3)

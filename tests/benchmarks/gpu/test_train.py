@@ -13,9 +13,24 @@ pytestmark = pytest.mark.long
 
 
 def test_every_case_is_a_config() -> None:
-    for case in (*train.CASES, *train.PLANS, *train.TRACES):
+    for case in (*train.CASES, *train.MISSING, *train.PLANS, *train.TRACES):
         config = train.config_of(*case)
         assert (config.context, config.recompute, config.model.vocab) == (case[1], case[2], train.VOCAB)
+
+
+def test_kernels_are_summed_by_class() -> None:
+    names = {
+        "void cudnn::fusion::cutlass_flash_bprop_sm90": "attention",
+        "sm90_xmma_gemm_bf16bf16": "product",
+        "nvjet_tst_128x256_64x4": "product",
+        "at::native::direct_copy_kernel_cuda": "copy",
+        "triton_poi_fused_mul_silu": "pointwise",
+    }
+    assert {name: train.class_of(name) for name in names} == names
+    kernel = {"cat": "kernel", "ts": 0.0, "args": {"stream": 7}, "pid": 0, "tid": 7, "ph": "X"}
+    events = [kernel | {"name": name, "ts": 10.0 * number, "dur": 10.0} for number, name in enumerate(names)]
+    ms = train.summary(events, seconds=100e-6)["ms"]
+    assert ms == pytest.approx({"attention": 0.01, "product": 0.02, "copy": 0.01, "pointwise": 0.01, "none": 0.05})
 
 
 def tiny() -> dict[str, str | float]:
