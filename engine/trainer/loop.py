@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,10 @@ from engine.data.ledger import Ledger
 from engine.data.mixture import SCALE, segments_of
 from engine.data.opening import validation_shares
 from engine.data.overview import tokenizer_facts
-from engine.data.quarantine import Dropped, Quarantine
+from engine.data.quarantine import Dropped, Quarantine, Unusable
 from engine.data.runtime.runtime import Planned, PlannedSequences
 from engine.data.runtime.runtimes import RUNTIMES
+from engine.data.sequences import SequenceTable
 from engine.data.steps import Cursor, waiting_at
 from engine.errors import CheckpointError, ExitCode, MemoryFitError, Problem
 from engine.fit.estimate import most_on_host
@@ -38,12 +39,13 @@ from engine.job import Job
 from engine.offload.peak import peak_bytes
 from engine.parallel.groups import Groups
 from engine.planner.plan.loads import unsplit_share
-from engine.planner.plan.step_plan import RankPlan
+from engine.planner.plan.step_plan import RankPlan, StepPlan
 from engine.planner.planners import peers_of
 from engine.run import checkpoints, metrics
 from engine.run.background import BackgroundWriter
 from engine.run.compatibility import check_fingerprints, must_match, read_fingerprints
 from engine.run.folder import Held, RunFolder
+from engine.run.journal import Journal
 from engine.trainer.finite import DivergedError, diverged, documents_of
 from engine.trainer.model import build, reserve_host
 from engine.trainer.pace import Pace
@@ -72,7 +74,7 @@ class Trainer:
         self.model, self.engine, self.context = build(job, groups, weights)
         self.context.comm.meet(peers_of(groups.hdp_rank, self.settings), groups.device)
         (token,) = self.control.gather(random_name() if groups.rank == 0 else None)
-        self.writer = BackgroundWriter(folder.checkpoints, groups.rank, token)
+        self.writer, self.journal = BackgroundWriter(folder.checkpoints, groups.rank, token), Journal()
         self.fingerprints, self.tokenizer = read_fingerprints(folder), tokenizer_facts(config.data)
         open_runtime, first = RUNTIMES[config.data.runtime], groups.local_rank == 0
         self.data = open_runtime(folder, job, self.control, inherited(NODE_SOCKETS), first)
@@ -134,9 +136,11 @@ class Trainer:
                 if saving := stopping or self._due(self.config.run.checkpoint_every):
                     self.held.check()  # else a new folder would get the checkpoint, and could not be resumed
                     self.save()
-            except OSError:
-                self.held.check()
-                self.writer.check()  # a checkpoint that has filled the disk is the cause, not the metrics' next line
+            except BaseException as error:
+                self.journal.leave()  # what is kept of the steps before the error is still written
+                if isinstance(error, OSError):
+                    self.held.check()
+                    self.writer.check()  # a checkpoint that has filled the disk is the cause, not a step's next line
                 raise
             if not (reserved or saving):
                 self.engine.reserve_snapshot()
@@ -151,6 +155,7 @@ class Trainer:
         """Run one step and log it. Returns whether any rank was asked to stop."""
         # A checkpoint that could not be written ends the run here, before another step is computed.
         self.writer.check()
+        self.journal.check()
         began = time.perf_counter()
         progress.report("plan", step=self.step + 1)
         planned = self.data.take()
@@ -222,19 +227,26 @@ class Trainer:
         if self.unvalidated:
             line["unvalidated"] = self.unvalidated
         if self.groups.rank == 0:
-            self.held.check()
-            self.ledger.record(self.step, planned.table, planned.whole)
-            if left_out := self.quarantine.add(self.step, planned.unusable):
-                line["left_out"] = left_out
             self.dropped.add(planned.dropped)
             if self.dropped.documents:
                 line["dropped"] = self.dropped.documents
             if planned.packed:
                 line["packed"] = {name: cost._asdict() for name, cost in planned.packed.items()}
-            metrics.append(self.folder.metrics, line)  # last: a step with metrics has finished
+            self.journal.add(partial(self._write, line, planned.table, planned.whole, planned.unusable))
         if (pace := self.pace.of_steps(planned.plan, times)) is not None:
             progress.tell_pace(pace)
         self.trace.record(self.step, planned.plan, times, self._due(self.config.run.checkpoint_every))
+
+    def _write(self, line: dict[str, Any], table: SequenceTable, plan: StepPlan, unusable: Sequence[Unusable]) -> None:
+        """Write what is kept of a step, the line of its metrics last: a step with metrics is in the ledger.
+
+        Runs in the thread of the journal.
+        """
+        self.held.check()
+        self.ledger.record(line["step"], table, plan)
+        if left_out := self.quarantine.add(line["step"], unusable):
+            line["left_out"] = left_out
+        metrics.append(self.folder.metrics, line)
 
     def save(self) -> None:
         """Begin to write a checkpoint of the last finished step, and to remove old ones. All ranks must call it.
@@ -244,6 +256,7 @@ class Trainer:
         """
         progress.report("save")
         began, run = time.perf_counter(), self.config.run
+        self.journal.wait()  # no checkpoint is newer than the ledger and the metrics
         self.writer.wait()
         snapshot = self.engine.snapshot(self.copies)
         (short,) = self.control.largest(snapshot.short)
@@ -275,6 +288,7 @@ class Trainer:
         Ranks leave together: a rank that ends early would end the others, and one of them may still be writing.
         """
         progress.report("save")
+        self.journal.wait()
         self.writer.wait()
         self.control.largest(0)
 
@@ -319,6 +333,7 @@ class Trainer:
         found = [index for of_rank in self.control.gather(not_finite or None) for index in of_rank]
         where = None
         if self.groups.rank == 0:  # others may have the documents of their own micro-batches only
+            self.journal.wait()
             self.ledger.record(self.step, planned.table, planned.whole)
             where = documents_of(planned.whole, planned.table, list(source_configs(self.config.data)), found)
         (where,) = self.control.gather(where)

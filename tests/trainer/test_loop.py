@@ -28,6 +28,7 @@ from engine.planner.plan.step_plan import StepPlan
 from engine.run.background import BackgroundWriter
 from engine.run.checkpoints import newest_first, read
 from engine.run.folder import Held, RunFolder
+from engine.run.journal import Journal
 from engine.run.metrics import read_metrics
 from engine.trainer import loop
 from engine.trainer.loop import Trainer
@@ -64,7 +65,7 @@ def test_a_host_with_too_little_memory_ends_all_ranks_after_a_checkpoint(step: i
     for rank in range(2):
         trainer = Trainer.__new__(Trainer)
         trainer.step, trainer.saved, trainer.control = step, before, control  # type: ignore[assignment]
-        trainer.writer = Mock()
+        trainer.writer, trainer.journal = Mock(), Mock()
         trainer.groups = SimpleNamespace(hdp_rank=rank)  # type: ignore[assignment]
         trainer.context = SimpleNamespace(offload=Host(35), pipeline=None)  # type: ignore[assignment]
         trainer.save = lambda: saved.append(step)  # type: ignore[method-assign]
@@ -92,6 +93,7 @@ def test_the_host_memory_of_a_step_is_allocated_before_its_first_micro_batch(mon
     monkeypatch.setattr(loop, "run_step", run_step)
     trainer: Any = Trainer.__new__(Trainer)
     trainer.step, trainer.config, trainer.writer = 0, SimpleNamespace(run=SimpleNamespace(steps=1)), Mock()
+    trainer.journal = Mock()
     planned = SimpleNamespace(plan=plan, loss_tokens=30, step_s=2.5, ended=None)
     trainer.data = SimpleNamespace(take=lambda: planned, input_reader=lambda planned: None)
     trainer.control = Control(3)
@@ -148,6 +150,7 @@ def test_metrics_name_the_sources_whose_validation_set_is_empty(
     trainer = trainer_without_a_model(tmp_path, monkeypatch)
     trainer.data, trainer.unvalidated = Ahead(2), begun.unvalidated
     trainer.one_step(lambda: False)
+    trainer.journal.wait()
     (line,) = read_metrics(tmp_path / "metrics.jsonl")
     assert line.get("unvalidated", []) == empty
 
@@ -168,15 +171,18 @@ def test_a_step_is_in_the_ledger_before_it_has_metrics(
     trainer.ledger = SimpleNamespace(record=record)
     trainer.quarantine = SimpleNamespace(add=lambda step, found: order.append("quarantine") or len(found))
     if full:
+        trainer.one_step(lambda: False)
         with pytest.raises(OSError) as caught:
-            trainer.one_step(lambda: False)
+            trainer.journal.wait()
         assert explain(caught.value).code == ExitCode.STORAGE
         assert order == ["ledger"] and not (tmp_path / "metrics.jsonl").exists()
     else:
         assert trainer.one_step(lambda: False) is False
+        trainer.journal.wait()
         (line,) = read_metrics(tmp_path / "metrics.jsonl")
         assert order == ["ledger", "quarantine"] and (line["step"], line["left_out"]) == (1, 1)
         trainer.one_step(lambda: False)
+        trainer.journal.wait()
         lines = read_metrics(tmp_path / "metrics.jsonl")
         assert [line["dropped"] for line in lines] == [3, 7], "a block that is opened again counts once"
 
@@ -188,6 +194,7 @@ def test_metrics_have_the_mfu_where_the_peak_is_known_and_the_share_of_unsplit_t
     trainer = trainer_without_a_model(tmp_path, monkeypatch)
     trainer.data, trainer.peak = Ahead(2), peak
     trainer.one_step(lambda: False)
+    trainer.journal.wait()
     (line,) = read_metrics(tmp_path / "metrics.jsonl")
     assert line["mfu"] == (None if peak is None else 6e9 / (4e9 * line["step_s"])) and line["unsplit"] == 1.0
     first = ["step", "loss", "tokens", "tokens_per_s", "step_s", "plan_wait_s", "data_wait_s", "max_degree", "balance"]
@@ -366,6 +373,7 @@ def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     trainer.skipped, trainer.pace = 0, SimpleNamespace(of_steps=lambda *rest: None)
     trainer.ledger = SimpleNamespace(record=lambda *rest: None)
     trainer.quarantine = SimpleNamespace(add=lambda step, found: 0)
+    trainer.journal = Journal()
     trainer.writer, trainer.saved, trainer.of_save, trainer.copies = BackgroundWriter(root, 0, TOKEN), 0, {}, True
     trainer.peak, trainer.held = None, SimpleNamespace(check=lambda: None)
     trainer.fingerprints, trainer.tokenizer, trainer.cursor = {}, None, Cursor()
