@@ -42,13 +42,12 @@ from __future__ import annotations
 import math
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -58,14 +57,14 @@ from engine.config.units import counted
 from engine.control import protocol
 from engine.control.branch import Branch
 from engine.control.clock import AwakeClock
-from engine.control.link import BEAT_S, NODE_SOCKETS, RANK_LINK, SILENCE_S, Link
-from engine.control.processes import end_with_parent, is_stopped
-from engine.control.protocol import Beat, Message, Place, ProtocolError, Tree, Work
+from engine.control.link import BEAT_S, SILENCE_S, Link
+from engine.control.processes import end_with_parent
+from engine.control.protocol import Message, ProtocolError, Tree, Work
 from engine.control.signals import STOP_SIGNALS
 from engine.control.sockets import Listener, connect, derived
 from engine.errors import ExitCode, PreflightError, Problem
-from engine.files import append
 from engine.launch.agents.data_plane import DataPlane, check_ray
+from engine.launch.agents.rank_process import Rank, last_line, thrown, write_stacks
 from engine.launch.checks.interface import interface_towards, listening_address, loopback_interface
 from engine.launch.checks.ready import Need, allow_many_files, unready
 from engine.run.cause import Cause
@@ -73,9 +72,6 @@ from engine.run.folder import RunFolder
 
 _POLL_S = 0.05
 _SHOW_S = 5.0  # between two messages that show ranks that the agent is there
-_LAST_BYTES = 4096  # of a log, in which its last line is looked for
-_ABORT_BYTES = 1 << 16  # in which the message of a C++ exception is looked for: its stack follows, twice
-_STACKS_S = 2.0
 _CONNECT_S = 10.0  # for the parent to answer
 _GONE_S = 2.0  # in which the launcher notices that an agent is gone
 _LOOPBACK = "127.0.0.1"
@@ -88,99 +84,13 @@ _NOT_STARTED = 127  # the exit code of a shell for a program that cannot be star
 COMPILE_WORKERS = 4
 
 
-class _Rank:
-    """A started rank. It has a separate session, so that Ctrl-C reaches it only through the launcher."""
-
-    def __init__(
-        self,
-        rank: int,
-        program: Sequence[str],
-        environment: dict[str, str],
-        log: Path,
-        since: float,
-        node: Sequence[int],
-    ) -> None:
-        """Start the rank, which inherits its sockets to ranks of this `node`.
-
-        Raises OSError if its log cannot be written, or the program not started.
-        """
-        self.rank, self.log = rank, log
-        self.logged = log.stat().st_size if log.exists() else 0
-        self.at: Place | None = None
-        self.at_since = since  # when it came there
-        self.pace: float | None = None
-        self.entered = 0
-        self.planned_s: float | None = None
-        self.step_since = since  # when it got the plan of its step
-        self.measured: tuple[int, float, float] | None = None
-        agent = os.getpid()
-
-        def prepare() -> None:
-            """Run in the new process, before the program of the rank."""
-            # A rank listens to its agent and ends with it. This also ends one that is stopped when the agent dies.
-            end_with_parent()
-            if os.getppid() != agent:  # which was killed before that call
-                os._exit(128 + signal.SIGKILL)
-            # Slurm may send the signal to all processes of a job, and the launcher passes the request on.
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-        with append(log) as file:
-            ours, theirs = socket.socketpair()
-            with ours, theirs:
-                self.process = subprocess.Popen(
-                    program,
-                    env={**environment, RANK_LINK: str(theirs.fileno()), NODE_SOCKETS: " ".join(map(str, node))},
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    pass_fds=[theirs.fileno(), *node],
-                    preexec_fn=prepare,  # system calls; they take no lock that another thread could hold
-                )
-                descriptor = ours.detach()
-        self.link = Link(descriptor, descriptor)
-
-    def note(self, message: Message, now: float) -> None:
-        """Record what the rank reports about its step."""
-        match message:
-            case protocol.Pace(times):
-                self.pace = times
-            case protocol.Reduce():
-                self.entered += 1
-            case protocol.Planned(seconds):
-                self.planned_s, self.step_since = seconds, now
-            case protocol.At(step, phase, part):
-                self.at, self.at_since = (step, phase, part), now
-                # A step ends here: how long a validation or a checkpoint takes says nothing about other steps.
-                if phase == "log" and self.planned_s is not None:
-                    self.measured = step, self.planned_s, now - self.step_since
-
-    def beat(self, now: float) -> Beat:
-        age_s = now - self.at_since
-        return Beat(
-            self.at, age_s, is_stopped(self.process.pid), self.pace, self.entered, self.planned_s, self.measured
-        )
-
-    def kill(self) -> None:
-        """Kill the rank and every process that it started."""
-        if self.process.returncode is None:  # else its number may belong to another process by now
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    def ended(self) -> int | None:
-        """Return the exit code of the rank if it has ended; then what it started is killed."""
-        if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return None
-        self.kill()
-        return self.process.wait()
-
-
 class Agent:
     """The ranks of a node."""
 
     def __init__(self, launcher: Link, secret: bytes = b"") -> None:
         """Take the link to the launcher, and the secret of the launch if the agent has it from elsewhere."""
         self._launcher, self._secret = launcher, secret
-        self._ranks = dict[int, _Rank]()
+        self._ranks = dict[int, Rank]()
         self._selector = selectors.DefaultSelector()
         self._selector.register(launcher, selectors.EVENT_READ)
         self._folder: RunFolder | None = None
@@ -340,7 +250,7 @@ class Agent:
                 place, log = {"RANK": str(number), "LOCAL_RANK": str(local)}, folder.log(number)
                 try:
                     folder.error(number).unlink(missing_ok=True)
-                    rank = _Rank(number, program, {**environment, **place}, log, self._clock(), sockets[local])
+                    rank = Rank(number, program, {**environment, **place}, log, self._clock(), sockets[local])
                 except OSError as error:
                     self._tell_not_started(number, _not_started(number, error))
                     continue
@@ -391,7 +301,7 @@ class Agent:
     def _tell_not_started(self, rank: int, cause: Cause, age_s: float = 0.0) -> None:
         self._launcher.send(protocol.Ended(rank, _NOT_STARTED, cause, age_s, said=""))
 
-    def _listen(self, rank: _Rank) -> None:
+    def _listen(self, rank: Rank) -> None:
         """Record the position of a rank, and pass its operations and questions on to the tree."""
         assert self._branch is not None
         try:
@@ -426,7 +336,7 @@ class Agent:
             self._last_beats = now
             self._launcher.send(protocol.Beats({number: rank.beat(now) for number, rank in self._ranks.items()}))
 
-    def _forget(self, rank: _Rank) -> None:
+    def _forget(self, rank: Rank) -> None:
         """Close the link of a rank that has ended."""
         if rank.link in self._selector.get_map():
             self._selector.unregister(rank.link)
@@ -434,7 +344,7 @@ class Agent:
             self._branch.forget(rank.link)
         rank.link.close()
 
-    def _ended(self, rank: _Rank, code: int) -> protocol.Ended:
+    def _ended(self, rank: Rank, code: int) -> protocol.Ended:
         """Return why a rank has ended: its own cause, how many seconds ago that was, and the last line of its log."""
         assert self._folder is not None
         cause = Cause.read(self._folder.error(rank.rank))
@@ -466,48 +376,6 @@ def _not_joined(error: OSError, parent: tuple[str, int] | None) -> Cause:
     message = f"the agent of {socket.gethostname()} cannot {what}: {error.strerror or error}"
     hint = "hosts must reach each other over TCP, which a firewall may prevent"
     return Cause(ExitCode.PREFLIGHT, Problem(message, hint=hint), whole=True)
-
-
-def write_stacks(ranks: dict[Path, int]) -> None:
-    """Write what the threads of ranks, given as process numbers by log, are doing to their logs.
-
-    With py-spy if there is one, which needs no help of the rank, else with faulthandler, which a rank has registered
-    for SIGUSR2 (engine/trainer/rank.py). A rank that a signal has stopped cannot write them itself.
-    """
-    program, dumps = shutil.which("py-spy"), dict[int, subprocess.Popen[bytes]]()
-    for log, pid in ranks.items():
-        if program is not None:
-            with append(log) as file:
-                dump = [program, "dump", "--pid", str(pid)]
-                dumps[pid] = subprocess.Popen(dump, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-    last = time.monotonic() + _STACKS_S
-    for pid in ranks.values():
-        if pid in dumps:
-            with suppress(subprocess.TimeoutExpired):
-                dumps[pid].wait(max(0.0, last - time.monotonic()))
-            dumps[pid].kill()
-            if dumps[pid].wait() == 0:
-                continue
-        os.kill(pid, signal.SIGUSR2)  # also if py-spy lacks the permission
-
-
-def last_line(log: Path, start: int) -> str:
-    """Return the last line of a log that is not empty, after byte `start`; an empty text if there is none."""
-    return next(filter(None, reversed(_end_of(log, start, _LAST_BYTES))), "")
-
-
-def thrown(log: Path, start: int) -> str:
-    """Return the message of the C++ exception that ended a process, from its log after byte `start`; empty if none."""
-    lines = reversed(_end_of(log, start, _ABORT_BYTES))
-    return next((line.removeprefix("what():").strip() for line in lines if line.startswith("what():")), "")
-
-
-def _end_of(log: Path, start: int, size: int) -> list[str]:
-    """Return the stripped lines in the last `size` bytes of a log, after byte `start`."""
-    with suppress(OSError), log.open("rb") as file:
-        file.seek(max(start, log.stat().st_size - size))
-        return [line.strip() for line in file.read().decode(errors="replace").splitlines()]
-    return []
 
 
 def main() -> None:

@@ -28,8 +28,8 @@ from engine.control.protocol import Kill
 from engine.control.signals import shielded
 from engine.errors import ExitCode, PreflightError
 from engine.files import append
-from engine.launch.agents.agent import last_line
 from engine.launch.agents.commands import NodeCommand
+from engine.launch.agents.rank_process import last_line
 from engine.launch.checks.ready import allow_many_files
 from engine.run.checkpoints import newest_first, step_of
 from engine.run.folder import RunFolder

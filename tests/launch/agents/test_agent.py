@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -41,7 +40,7 @@ from engine.control.signals import STOP_SIGNALS
 from engine.control.sockets import Listener
 from engine.errors import Problem
 from engine.launch.agents import agent as agents
-from engine.launch.agents.agent import Agent, last_line, write_stacks
+from engine.launch.agents.agent import Agent
 from engine.run.folder import RunFolder
 from tests.launch.agents.nodes import Launcher, real_rank, start, work
 
@@ -122,7 +121,7 @@ def test_ranks_compile_in_a_few_processes_unless_the_user_chose_a_number(
         started.append(environment)
         raise OSError(2, "enough", "x")
 
-    monkeypatch.setattr(agents, "_Rank", begin)
+    monkeypatch.setattr(agents, "Rank", begin)
     ours, theirs = (end.detach() for end in socket.socketpair())
     link, other = Link(ours, ours), Link(theirs, theirs)
     Agent(link)._start(work(folder, *["pass"] * ranks, environment=environment), None)
@@ -143,7 +142,7 @@ def test_a_host_with_fewer_gpus_than_ranks_is_named_before_they_start(
         started.append(rank)
         raise OSError(2, "enough", "x")
 
-    monkeypatch.setattr(agents, "_Rank", begin)
+    monkeypatch.setattr(agents, "Rank", begin)
     monkeypatch.setattr(agents, "gpus_seen", lambda environment: None if found is None else [GPU] * found)
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu-b")
     ours, theirs = (end.detach() for end in socket.socketpair())
@@ -165,7 +164,7 @@ def test_an_agent_does_not_wait_for_ever_for_a_rank_that_cannot_be_killed(
 ) -> None:
     """A process in a call of the driver about a lost GPU does not end; here one that gets no signal."""
     monkeypatch.setattr(agents, "_KILLED_S", 0.2)
-    monkeypatch.setattr(agents._Rank, "kill", lambda rank: None)
+    monkeypatch.setattr(agents.Rank, "kill", lambda rank: None)
     ours, theirs = (end.detach() for end in socket.socketpair())
     link, other = Link(ours, ours), Link(theirs, theirs)
     agent = Agent(link)
@@ -208,7 +207,7 @@ def test_other_hosts_are_reached_over_the_interface_of_the_route_unless_the_user
         started.append(environment)
         raise OSError(2, "enough", "x")
 
-    monkeypatch.setattr(agents, "_Rank", begin)
+    monkeypatch.setattr(agents, "Rank", begin)
     monkeypatch.setattr(agents, "interface_towards", {"beta": "eth7"}.get)
     ours, theirs = (end.detach() for end in socket.socketpair())
     link, other = Link(ours, ours), Link(theirs, theirs)
@@ -505,42 +504,6 @@ def test_what_is_printed_is_not_among_the_messages(tmp_path: Path) -> None:
         assert process.stdout.readline() == b"Welcome\n"
         assert message_of(process.stdout.readline()) == Hello()
         process.stdin.close()
-
-
-def spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """Put a stand-in for py-spy first on PATH."""
-    program = tmp_path / "bin" / "py-spy"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-
-
-@pytest.mark.parametrize("code", [0, 1])
-def test_stacks_are_written_by_py_spy_if_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """It needs no help of a rank, but maybe a permission."""
-    spy(tmp_path, monkeypatch, code)
-    ready = "import faulthandler, signal; faulthandler.register(signal.SIGUSR2); print(1, flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", ready], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as rank:
-        assert rank.stdout is not None
-        rank.stdout.readline()
-        write_stacks({tmp_path / "log": rank.pid})
-        time.sleep(0.5)
-        _, stderr = rank.communicate("\n")
-    assert (tmp_path / "log").read_text() == f"dump --pid {rank.pid}\n"
-    assert ("<module>" in stderr) == (code != 0)
-
-
-def test_the_last_line_of_a_log_is_of_this_start(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert last_line(log, 0) == ""
-    log.write_text("of an earlier run\n")
-    assert last_line(log, log.stat().st_size) == ""
-    with log.open("a") as file:
-        file.write("x" * 10_000 + "\n  the end \n\n")
-    assert last_line(log, 18) == "the end"
 
 
 def test_an_agent_starts_without_what_is_heavy() -> None:
