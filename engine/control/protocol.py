@@ -142,7 +142,7 @@ class Stop(Message):
 
 @dataclass(frozen=True)
 class Stacks(Message):
-    """Write what the threads of ranks are doing to their logs."""
+    """Write what the threads of ranks are doing to their logs, and NCCL's records (engine/run/flight_recorder.py)."""
 
 
 @dataclass(frozen=True)

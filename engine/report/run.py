@@ -19,6 +19,7 @@ from engine.files import LOCK
 from engine.planner.plan.step_plan import StepPlan
 from engine.readers import GIB, LARGE, read_bytes, read_object
 from engine.report.boxes import Span, of_plan
+from engine.run.flight_recorder import first_mismatch
 from engine.run.folder import RunFolder
 from engine.run.launches import LaunchRecord, read_launches
 from engine.run.metrics import read_metrics
@@ -47,6 +48,7 @@ class RunData:
     launches: Sequence[LaunchRecord] = ()
     running: bool = False
     loaders: Sequence[tuple[int, int]] = ()  # (first step, how many) of all hosts
+    nccl: str | None = None  # the operation of NCCL that could not end, if ranks have written records
 
     @property
     def tokens(self) -> NDArray[np.float64]:
@@ -102,7 +104,8 @@ def read_run(folder: Path, say: Callable[[str], None] = lambda line: None) -> Ru
                 trace = Trace(measured["step"], plan, spans)
     loaders = loaders_of(plane_events(run))
     launches = read_launches(run.launches)
-    return RunData(config, summary, lines, trace, folder.resolve().name, launches, running, loaders)
+    nccl = first_mismatch(run, launches[-1].ranks) if launches else None
+    return RunData(config, summary, lines, trace, folder.resolve().name, launches, running, loaders, nccl)
 
 
 @contextmanager

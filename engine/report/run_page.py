@@ -68,7 +68,7 @@ def run_page(run: RunData) -> Page:
     # Sections without contents are left out.
     totals = table(run)
     numbers = Table("Key numbers of the run", totals) if totals else None
-    tables = (numbers, mixture(run), about(run), differing(run), starts(run))
+    tables = (numbers, mixture(run), about(run), differing(run), starts(run), nccl(run))
     return Page(
         title=run.config.recipe,
         kind="a ByteScale run",
@@ -240,6 +240,14 @@ def starts(run: RunData) -> Table | None:
             outcome = "running" if run.running and one is run.launches[-1] else "no end was recorded"
         rows.append((str(number), began, lasted, f"{one.step:,}", f"{one.ranks:,}", outcome))
     return Table("Starts", rows, ("start", "began", "lasted", "from step", "ranks", "end"), text=True)
+
+
+def nccl(run: RunData) -> Table | None:
+    """The operation of NCCL that could not end in the last start; None if no records show one."""
+    if run.nccl is None:
+        return None
+    note = "From logs/nccl-rank-*, which ranks write when a run hangs; `torchfrtrace` of PyTorch shows all operations."
+    return Table("NCCL", [("could not end", run.nccl)], note=note, text=True)
 
 
 def ranks_of(run: RunData) -> str:

@@ -64,6 +64,10 @@ class RunFolder:
         """The JSON file with the id that a tracker gave the run, and the last step that it has."""
         return self.trackers / f"{name}.json"
 
+    def nccl_record(self, rank: int) -> Path:
+        """The file with a rank's last operations of NCCL (engine/run/flight_recorder.py)."""
+        return self.logs / f"nccl-rank-{rank}"
+
     def error(self, rank: int) -> Path:
         """The JSON file in which a rank writes why it failed."""
         return self.logs / f"rank-{rank}.error.json"

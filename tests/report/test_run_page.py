@@ -15,8 +15,10 @@ from engine.files import LOCK, locked
 from engine.report import run_page
 from engine.report.run import read_run
 from engine.run import launches
+from engine.run.folder import RunFolder
 from engine.run.launches import begin, end
 from tests.report.runs import metrics, plan, write_run
+from tests.run.records import operation, write
 
 
 def test_the_head_says_what_the_run_was(tmp_path: Path) -> None:
@@ -136,6 +138,17 @@ def test_the_page_says_where_the_config_differs_from_the_recipe(tmp_path: Path) 
     assert run_page.differing(same).note == "Nowhere: all values are those of the recipe llama7b-2m."
     own = replace(run, config=run.config.model_copy(update={"recipe": "mine"}))
     assert run_page.differing(own).note.startswith("mine is not a packaged recipe")
+
+
+def test_the_page_names_the_operation_of_nccl_that_could_not_end(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, lines=metrics(3), traced=None)
+    begin(folder / "launches.jsonl", 1, 2, ["a"])
+    assert run_page.nccl(read_run(folder)) is None
+    for rank, last in ((0, 4), (1, 3)):
+        write(RunFolder(folder), rank, {"0": [0, 1]}, operation("0", last, "all_reduce", 1, ended=last == 3))
+    table = run_page.nccl(read_run(folder))
+    assert table is not None and "rank 0 waits in all_reduce [[8]] for rank 1" in table.rows[0][1]
+    assert table.rows[0][1] in run_page.run_page(read_run(folder)).html()
 
 
 def test_the_page_has_all_starts_and_how_they_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

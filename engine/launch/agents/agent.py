@@ -21,6 +21,7 @@ carry to other hosts:
     | -- alive: each second -------------------> |
     | -- stop ---------------------------------> | -- stop: save and end -------------------> |
     | -- stacks, if none makes progress -------> | -- a signal: write stacks to the log ----> |
+    |                                            | -- a byte to a pipe: write NCCL's record > |
     | <- ended: rank, code, cause -------------- |
     | -- kill ---------------------------------> | -- SIGKILL ------------------------------> |
     | -- ask: a question of the doctor --------> |
@@ -42,10 +43,12 @@ from __future__ import annotations
 import math
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -64,7 +67,7 @@ from engine.control.signals import STOP_SIGNALS
 from engine.control.sockets import Listener, connect, derived
 from engine.errors import ExitCode, PreflightError, Problem
 from engine.launch.agents.data_plane import DataPlane, check_ray
-from engine.launch.agents.rank_process import Rank, last_line, thrown, write_stacks
+from engine.launch.agents.rank_process import Rank, last_line, recorded, thrown, write_records, write_stacks
 from engine.launch.checks.interface import interface_towards, listening_address, loopback_interface
 from engine.launch.checks.ready import Need, allow_many_files, unready
 from engine.run.cause import Cause
@@ -95,6 +98,8 @@ class Agent:
         self._selector.register(launcher, selectors.EVENT_READ)
         self._folder: RunFolder | None = None
         self._branch: Branch | None = None
+        self._environment: Mapping[str, str] = {}  # of the ranks
+        self._pipes: str | None = None  # a folder with a pipe of each rank that uses NCCL
         self._plane: DataPlane | None = None  # with data.runtime=ray
         self._clock = AwakeClock()
         # When the launcher has last sent anything, and when the agent has last sent `beats` and, to ranks, `alive`.
@@ -153,6 +158,9 @@ class Agent:
                 print(f"rank {rank.rank} (process {rank.process.pid}) {what}", file=sys.stderr, flush=True)
             self._forget(rank)
         self._ranks.clear()
+        if self._pipes is not None:
+            shutil.rmtree(self._pipes, ignore_errors=True)
+            self._pipes = None
         if self._plane is not None:
             self._plane.close()
             self._plane = None
@@ -173,6 +181,7 @@ class Agent:
                     with suppress(OSError):  # it has already ended
                         rank.link.send(protocol.Stop())
             case protocol.Stacks():
+                write_records(self._ranks, self._environment)
                 write_stacks({rank.log: rank.process.pid for rank in self._ranks.values()})
             case protocol.Kill():
                 for rank in self._ranks.values():
@@ -240,6 +249,10 @@ class Agent:
                 self._tell_not_started(number, Cause(error.code, error.problems[0], whole=True))
             return
         self._selector.register(self._branch, selectors.EVENT_READ)
+        if work.gpus:
+            self._pipes = tempfile.mkdtemp(prefix="bytescale-nccl-")
+            environment |= recorded(environment, folder, Path(self._pipes))
+        self._environment = environment
         # Each rank compiles kernels in separate processes, which share the cores, too.
         workers = environment.get("TORCHINDUCTOR_COMPILE_THREADS") or str(min(threads, COMPILE_WORKERS))
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = workers
@@ -249,7 +262,8 @@ class Agent:
             for local, (number, program) in enumerate(work.ranks):
                 place, log = {"RANK": str(number), "LOCAL_RANK": str(local)}, folder.log(number)
                 try:
-                    folder.error(number).unlink(missing_ok=True)
+                    for path in (folder.error(number), folder.nccl_record(number)):
+                        path.unlink(missing_ok=True)
                     rank = Rank(number, program, {**environment, **place}, log, self._clock(), sockets[local])
                 except OSError as error:
                     self._tell_not_started(number, _not_started(number, error))

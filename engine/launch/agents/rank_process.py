@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,10 +17,13 @@ from engine.control.link import NODE_SOCKETS, RANK_LINK, Link
 from engine.control.processes import end_with_parent, is_stopped
 from engine.control.protocol import Beat, Message, Place
 from engine.files import append
+from engine.run.folder import RunFolder
 
 _LAST_BYTES = 4096  # of a log, in which its last line is looked for
 _ABORT_BYTES = 1 << 16  # in which the message of a C++ exception is looked for: its stack follows, twice
 _STACKS_S = 2.0
+_RECORDED = "2000"  # operations of NCCL that a rank remembers; PyTorch's default, which earlier versions do not have
+_PIPE = "rank-"  # PyTorch adds the rank and `.pipe`
 
 
 class Rank:
@@ -107,6 +110,38 @@ class Rank:
             return None
         self.kill()
         return self.process.wait()
+
+
+def recorded(environment: Mapping[str, str], folder: RunFolder, pipes: Path) -> dict[str, str]:
+    """Return the variables with which PyTorch records the last operations of NCCL, for `write_records`.
+
+    PyTorch makes a pipe for each rank in the folder `pipes`, which must be of this host. What the user has set, by its
+    name of today or that of earlier versions, is left alone.
+    """
+    found = dict[str, str]()
+    for names, value in (
+        (("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), _RECORDED),
+        (("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), str(folder.nccl_record(0))[:-1]),
+        (("TORCH_NCCL_DEBUG_INFO_PIPE_FILE",), str(pipes / _PIPE)),
+    ):
+        if not any(name in environment for name in names):
+            found |= dict.fromkeys(names, value)
+    return found
+
+
+def write_records(ranks: Iterable[int], environment: Mapping[str, str]) -> None:
+    """Let ranks write which operations of NCCL they have begun, within about a second; their threads of NCCL do it.
+
+    `environment` is that of the ranks. A rank without a pipe uses no NCCL, or an earlier version of PyTorch.
+    """
+    prefix = environment.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+    for rank in ranks if prefix else ():
+        with suppress(OSError):
+            pipe = os.open(f"{prefix}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            try:
+                os.write(pipe, b"1")
+            finally:
+                os.close(pipe)
 
 
 def write_stacks(ranks: dict[Path, int]) -> None:

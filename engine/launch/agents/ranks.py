@@ -25,13 +25,14 @@ from engine.launch.agents.commands import NodeCommand
 from engine.launch.agents.launchers import Launcher, Starts, how_to_resume
 from engine.launch.agents.nodes import POLL_S, End, Nodes
 from engine.run.checkpoints import newest_first
+from engine.run.flight_recorder import first_mismatch
 from engine.run.folder import RunFolder
 from engine.run.launches import STOPPED
 
 P = ParamSpec("P")
 
 _GRACE_S = 5.0  # after a failure, time for the other ranks to report their errors
-_STACKS_S = 3.0  # for agents to write stacks
+_STACKS_S, _RECORDS_S = 3.0, 10.0  # for agents to write stacks, and for ranks on GPUs to write NCCL's records
 _NAMED = 8  # most hosts whose names follow that of the first with the same problem
 # Codes of ranks that may only have noticed that another one failed, the likelier causes first.
 _CONSEQUENCES = (ExitCode.BUG, ExitCode.HANG)
@@ -203,13 +204,15 @@ def _wait(
             raise RankError(message, ExitCode.HANG, folder.log(rank), how_to_resume(folder), rank, nodes.hosts[rank])
         if deadline is None and (hang := nodes.patience.hang()) is not None:
             # The stacks must be in the logs before the error ends the ranks.
+            rank, gpus = hang.rank, nodes.nodes[0].command.work.gpus
             nodes.tell(protocol.Stacks())
-            last = time.monotonic() + _STACKS_S
+            last = time.monotonic() + (_RECORDS_S if gpus else _STACKS_S)
             while time.monotonic() < last:
                 nodes.look(POLL_S)
-            hint = f"what its threads do is in its log; {how_to_resume(folder)}"
-            rank = hang.rank
-            raise RankError(hang.message, ExitCode.HANG, folder.log(rank), hint, rank, nodes.hosts[rank])
+            message = hang.message + _of_nccl(folder, len(nodes.hosts), rank)
+            also = f", and operations of NCCL are in {folder.nccl_record(0).with_name('nccl-rank-*')}" if gpus else ""
+            hint = f"what its threads do is in its log{also}; {how_to_resume(folder)}"
+            raise RankError(message, ExitCode.HANG, folder.log(rank), hint, rank, nodes.hosts[rank])
     tick()
     return max(asked, _urgency(requests), nodes.asked_to_stop)
 
@@ -291,6 +294,7 @@ def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], fold
         raise failed_with(message, cause.code, hint=problem.hint or logs, hardware=cause.hardware)
     if _by_watchdog(end):
         message = f"rank {rank} was aborted by NCCL's watchdog, which waits for other ranks: {end.said}"
+        message += _of_nccl(folder, len(hosts), rank)
         raise failed_with(message, ExitCode.HANG, hint=f"check the network between the hosts; {how_to_resume(folder)}")
     if end.code < 0 and (broken := broken_gpu(end.said, f"the GPU of rank {rank} on {host}")):  # the watchdog met it
         raise failed_with(broken.message, ExitCode.PREFLIGHT, hint=broken.hint or logs, hardware=True)
@@ -308,6 +312,12 @@ def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], fold
     said = f": {end.said}" if end.said else " without an error message"
     message = f"rank {rank}{place} exited with code {end.code}{said}"
     raise failed_with(message, ExitCode.BUG, hint=logs)
+
+
+def _of_nccl(folder: RunFolder, ranks: int, rank: int) -> str:
+    """Say which operation of NCCL cannot end, as the end of a message about a rank; empty if no record shows it."""
+    found = first_mismatch(folder, ranks, rank)
+    return f"; NCCL: {found}" if found else ""
 
 
 def _by_watchdog(end: End) -> bool:

@@ -31,6 +31,7 @@ from engine.control.protocol import (
     Ended,
     Hello,
     Kill,
+    Stacks,
     Stop,
     Tree,
     line_of,
@@ -147,7 +148,9 @@ def test_a_host_with_fewer_gpus_than_ranks_is_named_before_they_start(
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu-b")
     ours, theirs = (end.detach() for end in socket.socketpair())
     link, other = Link(ours, ours), Link(theirs, theirs)
-    Agent(link)._start(replace(work(folder, "pass", "pass", first=8), gpus=True), None)
+    agent = Agent(link)
+    agent._start(replace(work(folder, "pass", "pass", first=8), gpus=True), None)
+    agent.close()
     link.close()
     ends = [message for message in other.receive() if isinstance(message, Ended)]
     other.close()
@@ -157,6 +160,39 @@ def test_a_host_with_fewer_gpus_than_ranks_is_named_before_they_start(
         assert ends[0].cause and ends[0].cause.problem.message.startswith(
             "gpu-b: 2 ranks need one GPU each, but CUDA finds 1"
         )
+
+
+def test_ranks_on_gpus_write_records_of_nccl_when_they_hang(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "gpus_seen", lambda environment: [GPU])
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    # A stand-in for the thread of NCCL that makes the pipe, and for what it writes.
+    records = """
+import os, signal
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # with which stacks are asked for
+pipe = f"{os.environ['TORCH_NCCL_DEBUG_INFO_PIPE_FILE']}{os.environ['RANK']}.pipe"
+os.mkfifo(pipe)
+open("ready", "w").close()
+with open(pipe, "rb") as file:
+    open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + os.environ["RANK"], "wb").write(file.read())
+"""
+    monkeypatch.chdir(folder.root)
+    folder.nccl_record(6).write_text("of an earlier start")
+    ours, theirs = (end.detach() for end in socket.socketpair())
+    link, other = Link(ours, ours), Link(theirs, theirs)
+    agent = Agent(link)
+    agent._start(replace(work(folder, records, first=6), gpus=True), None)
+    while not (folder.root / "ready").exists():
+        time.sleep(0.01)
+    assert not folder.nccl_record(6).exists()
+    while not folder.nccl_record(6).exists() or not folder.nccl_record(6).read_bytes():
+        agent._obey(Stacks())
+        time.sleep(0.05)
+    pipes = agent._pipes
+    agent.close()
+    link.close()
+    other.close()
+    assert pipes is not None and not Path(pipes).exists()
 
 
 def test_an_agent_does_not_wait_for_ever_for_a_rank_that_cannot_be_killed(

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.launch.agents.rank_process import last_line, write_stacks
+from engine.launch.agents.rank_process import last_line, recorded, write_records, write_stacks
+from engine.run.folder import RunFolder
 
 
 def spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
@@ -48,3 +49,25 @@ def test_the_last_line_of_a_log_is_of_this_start(tmp_path: Path) -> None:
     with log.open("a") as file:
         file.write("x" * 10_000 + "\n  the end \n\n")
     assert last_line(log, 18) == "the end"
+
+
+def test_ranks_record_into_the_run_folder_unless_the_user_chose_another_place(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    found = recorded({}, folder, Path("/pipes"))
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        assert found[name] + "12" == str(folder.nccl_record(12)), "PyTorch adds the rank"
+    assert found["TORCH_FR_BUFFER_SIZE"] == found["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
+    assert found["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] == "/pipes/rank-"
+    users = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_FR_DUMP_TEMP_FILE": "/mine"}
+    assert set(recorded(users, folder, Path("/pipes"))) == {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE"}
+
+
+def test_a_byte_to_the_pipe_of_each_rank_asks_for_its_record(tmp_path: Path) -> None:
+    """PyTorch makes the pipes, and reads them each second."""
+    os.mkfifo(tmp_path / "rank-3.pipe")
+    reader = os.open(tmp_path / "rank-3.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_records([3, 4], {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/rank-"})
+    write_records([3], {})
+    assert os.read(reader, 10) == b"1"
+    os.close(reader)
+    write_records([3], {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/rank-"})  # no one reads it: the rank has ended

@@ -395,8 +395,13 @@ def test_a_rank_that_does_not_get_on_is_named_and_stacks_are_in_its_log(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.launch.agents.patience._LEAST_S", 2.0)
-    with failure(folder, 1, 124):  # test_patience.py has the message
-        run(folder, walks(folder, 6), walks(folder, 5))
+    record = "from tests.run.records import operation, write\nfrom engine.run.folder import RunFolder\n"
+    record += f"import pathlib\nwrite(RunFolder(pathlib.Path({str(folder.root)!r})), RANK, {{'0': [0, 1]}}, LAST)\n"
+    last = "operation('0', 7, 'all_reduce', 1)", "operation('0', 6, 'all_reduce', 1, ended=True)"
+    begun = [record.replace("RANK", str(rank)).replace("LAST", last[rank]) for rank in (0, 1)]
+    with failure(folder, 1, 124) as problems:  # test_patience.py has the first part of the message
+        run(folder, begun[0] + walks(folder, 6), begun[1] + walks(folder, 5))
+    assert "; NCCL: collective 7 of the group of ranks 0, 1: rank 0 waits in all_reduce" in problems[0].message
     for rank in (0, 1):
         assert "in work" in folder.log(rank).read_text(), "the stack of the function that the rank runs"
     assert not children()
