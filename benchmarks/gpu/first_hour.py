@@ -84,6 +84,7 @@ PARTS = (
     Part("memory-time", 240, ("memory.py", "--only", "time"), "time that offload adds"),
     Part("memory-peak", 330, ("memory.py", "--only", "peak"), "peak memory against the estimate"),
     Part("one-rank-1m", 180, ("one_rank_1m.py",), "one rank's part of a step of 1M tokens, and the step"),
+    Part("nccl", 240, ("nccl.py",), "several ranks on this GPU: groups, losses, faults"),
     Part("profile", 150, ("commands.py", "--only", "profile"), "the calibration, against the data sheet"),
     Part("longest", 300, ("memory.py", "--only", "longest"), "the longest context of the 1B recipe"),
 )
@@ -116,13 +117,7 @@ QUARTER = (
             Part("train-missing", 70, ("train.py", "--only", "missing"), "tokens/s and MFU that no GPU has shown yet"),
         ),
     ),
-    Call(
-        180,
-        (
-            Part("memory-time", 100, ("memory.py", "--only", "time"), "time that offload adds"),
-            Part("profile", 80, ("commands.py", "--only", "profile"), "the calibration, against the data sheet"),
-        ),
-    ),
+    Call(180, (Part("nccl", 180, ("nccl.py",), "several ranks on this GPU: groups, losses, faults"),)),
 )
 QUARTER_S = 900.0
 
