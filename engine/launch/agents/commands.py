@@ -120,7 +120,9 @@ def _of_all_ranks(ranks: int, config: Config) -> dict[str, str]:
     gpus = uses_gpus(config)
     orders = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"} if gpus and needs_order(config) and ranks > 1 else {}
     shared = OF_ONE_GPU if gpus and shares_gpu() else {}
-    chosen = {**ALLOCATORS, **orders, **shared, **({} if gpus else CPU_ALLOCATOR)}
+    # PyTorch's newer name for the same variable: with both, it would depend on the version which one counts.
+    allocators = {} if "PYTORCH_ALLOC_CONF" in os.environ else ALLOCATORS
+    chosen = {**allocators, **orders, **shared, **({} if gpus else CPU_ALLOCATOR)}
     return {
         "WORLD_SIZE": str(ranks),
         **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),  # DeepSpeed uses a GPU wherever it sees one

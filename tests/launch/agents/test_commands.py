@@ -53,6 +53,16 @@ def test_the_allocator_is_that_of_the_estimate_unless_the_user_chose_one(
     assert ("MALLOC_MMAP_THRESHOLD_" in command.work.environment) == (config is CPUS)
 
 
+def test_an_allocator_that_the_user_chose_by_its_newer_name_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    here, there = node_commands(Job(GPUS, (Node("localhost", 1), Node("beta", 1))), RunFolder(tmp_path), None)
+    assert all("PYTORCH_CUDA_ALLOC_CONF" not in command.work.environment for command in (here, there))
+    assert there.work.environment["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64"
+
+
 def test_ranks_of_a_cluster_of_cpus_see_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSpeed would train on a GPU of this machine, whatever the config says."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
