@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import selectors
 import threading
 import time
@@ -24,6 +25,7 @@ from engine.run.cause import Cause
 from engine.run.folder import RunFolder
 
 POLL_S = 0.05
+_MANY = 256  # nodes, above which all of them are looked at each second only: each wakes the launcher once a second
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,9 @@ class Nodes:
         self.patience = Patience(self._clock)
         self._started = set[int]()  # nodes
         self.asked_to_stop = False  # by a scheduler that has signalled an agent
+        self._look_s = BEAT_S if len(commands) > _MANY else 0.0
+        self._looked = -math.inf
+        self.looked = False  # whether the last `look` was at all nodes: if not, neither need the caller
         self._over = threading.Event()
         self._alive = threading.Thread(target=self._say_alive, name="alive", daemon=True)
 
@@ -134,8 +139,13 @@ class Nodes:
             self._selector.register(link, selectors.EVENT_READ, node)
         for key, _ in self._selector.select(seconds):
             self._listen(key.data)
+        now = self._clock()
+        self.looked = now - self._looked >= self._look_s
+        if not self.looked:
+            return
+        self._looked = now
         for node in self.nodes:
-            silent = self._clock() - node.heard
+            silent = now - node.heard
             if node.link and node.hello and silent > SILENCE_S and not self.has_ended(node):
                 self._lose(node, self._launcher.lost(node.number, node.hello, silent))
 

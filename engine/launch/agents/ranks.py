@@ -198,6 +198,8 @@ def _wait(
             nodes.tell(protocol.Kill())
             asked = 2
         tick()
+        if not nodes.looked:
+            continue
         if deadline is None and (rank := nodes.stopped()) is not None:
             where = nodes.patience.where(rank)
             message = f"rank {rank} was stopped by a signal{where and f' in {where}'}; the others wait for it"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 from engine.control.link import SILENCE_S, Link
@@ -17,12 +19,12 @@ from tests.launch.agents.nodes import node
 
 
 class Brings:
-    """A launcher whose only agent can be reached at once, over this link."""
+    """A launcher whose agents can be reached at once, over these links."""
 
     answer_s, restarts = 60.0, True
 
-    def __init__(self, link: Link) -> None:
-        self._new = [(0, link)]
+    def __init__(self, *links: Link) -> None:
+        self._new = list(enumerate(links))
 
     def start(self, commands: Sequence[NodeCommand], folder: RunFolder) -> None:
         pass
@@ -68,3 +70,17 @@ def test_an_agent_is_lost_when_it_is_silent_after_it_has_answered(tmp_path: Path
         assert nodes.ends[0].code == ExitCode.HANG and "localhost" in str(nodes.ends[0].cause)
     for one in (link, agent):
         one.close()
+
+
+def test_of_many_nodes_all_are_looked_at_each_second_only(tmp_path: Path) -> None:
+    """Looking at thousands of ranks 20 times a second, or after each beat, would take a core of the launcher."""
+    for many, times in ((256, 64), (257, 4)):
+        folder = RunFolder(tmp_path)
+        nodes = Nodes([node(folder, "pass")] * many, folder, Brings(), lambda rank, pace: None)
+        nodes._clock = partial(next, count(0.0, 1 / 16))  # type: ignore[assignment]
+        looked = 0
+        for _ in range(64):
+            nodes.look(0)
+            looked += nodes.looked
+        assert looked == times
+        nodes._selector.close()
