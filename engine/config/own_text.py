@@ -47,12 +47,16 @@ def own_copy(name: str, file: Path) -> str:
     entries: list[Any] = []
     comments = [tree.about(text)]
     # The copy does not depend on the packaged base, which a later version may change.
-    for entry in values.pop("defaults", []):
+    above = values.pop("defaults", [])
+    while above:
+        entry, *above = above
         if isinstance(entry, str):
             base = tree.text_of("recipe", entry)
             comments.append(tree.about(base))
             below, _ = parse(base, Path(entry))
-            entries += below.pop("defaults", [])
+            # A base may have a base, which it names relative to its own folder.
+            of_base = below.pop("defaults", [])
+            above = [str(Path(entry).with_name(one)) if isinstance(one, str) else one for one in of_base] + above
             values = _merged(below, values)
         else:
             # An option of the recipe replaces that of its base for the same group.
