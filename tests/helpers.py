@@ -157,9 +157,8 @@ def rank_context(dtype: torch.dtype) -> RankContext:
 
 def deepspeed_run(settings: Config, batches: list[Batch], lr: float) -> dict[str, Any]:
     """Train some steps through DeepSpeed on this rank: the change of the fp32 weights, the norms, the largest ring."""
-    from deepspeed.utils import safe_get_full_fp32_param
-
     from engine.zero.engine import ZeroEngine
+    from tests.zero.full import masters
 
     dtype = torch.bfloat16 if settings.dtype == "bf16" else torch.float32
     model, context = llama(settings, torch.float32), rank_context(dtype)
@@ -171,7 +170,7 @@ def deepspeed_run(settings: Config, batches: list[Batch], lr: float) -> dict[str
         run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
         norms.append(engine.step(lr))
         degrees += plan.degrees.tolist()
-    change = {name: safe_get_full_fp32_param(p) - before[name] for name, p in engine.module.named_parameters()}
+    change = {name: master - before[name] for name, master in masters(engine).items()}
     return {"change": change, "norms": norms, "degree": max(degrees)}
 
 

@@ -284,19 +284,17 @@ def batches() -> list[Batch]:
 
 def through_deepspeed(mesh: tuple[int, ...], variant: Variant, made: Groups) -> dict[str, Any]:
     """Train some steps with ZeRO on this device of a mesh: its norms, and the fp32 weights before and after."""
-    from deepspeed.utils import safe_get_full_fp32_param
-
     from engine.zero.engine import ZeroEngine
+    from tests.zero.full import masters
 
     settings = zero_settings(mesh, variant)
     model, context, axes = build(settings, torch.float32, made)
     engine, norms = ZeroEngine(model, build_optimizer(model, settings.optimizer, axes.mesh.ep), settings, axes), []
-    before = {name: safe_get_full_fp32_param(p).clone() for name, p in engine.module.named_parameters()}
+    before = masters(engine)
     for table, reader in batches():
         plan = plan_step(table.length, Job(settings).settings)
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
         run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
         norms.append(engine.step(LR))
         model.end_step(partial(total_over, axes), int(table.loss_tokens.sum()))
-    after = {name: safe_get_full_fp32_param(p).clone() for name, p in engine.module.named_parameters()}
-    return {"norms": norms, "before": before, "after": after}
+    return {"norms": norms, "before": before, "after": masters(engine)}

@@ -44,7 +44,7 @@ def run_until(arguments: list[str], due: Callable[[], bool], victims: slice) -> 
 
 @pytest.mark.slow  # tests/test_faults.py kills ranks of another model; no quicker test resumes this one to the last bit
 def test_a_run_of_which_a_rank_was_killed_resumes_exactly(tmp_path: Path, data: Path) -> None:
-    """In bf16, with experts and ZeRO-3; BF16_Optimizer: zero/test_host.py. In fp32: tests/test_faults.py."""
+    """In bf16, with experts and ZeRO-3; stage 1: zero/test_host.py. In fp32: tests/test_faults.py."""
     more = [
         "dtype=bf16",
         "memory=zero3_recompute",

@@ -195,7 +195,7 @@ def bf16_results(world: int, ranks: int) -> dict[str, Any]:
 
 
 def test_bf16_is_as_near_to_float64_as_one_process_in_bf16() -> None:
-    """BF16_Optimizer, the class that GPU users run: RMS difference at most twice that of the one-process run."""
+    """As GPU users run it: RMS difference at most twice that of the one-process run."""
     settings = config(2, 40, "balanced", "dtype=bf16", "optimizer.clip_norm=0")
     exact = plain_run(settings, [batch(2, 40, step) for step in range(STEPS)])["change"]
     one = run_world(1, bf16_one_process, 1)[0]["change"]

@@ -60,9 +60,8 @@ def steps(world: int) -> list[tuple[SequenceTable, FakeReader]]:
 
 def on_rank(world: int, case: Case) -> dict[str, Any]:
     """Train some steps; return the change of all parameters, the norms, the degrees, and the bytes offloaded."""
-    from deepspeed.utils import safe_get_full_fp32_param
-
     from engine.zero.engine import ZeroEngine
+    from tests.zero.full import masters
 
     settings = settings_of(world, case)
     start = model_of(settings.model_copy(update={"zero": settings.zero.model_copy(update={"stage": 1})}))
@@ -78,7 +77,7 @@ def on_rank(world: int, case: Case) -> dict[str, Any]:
         run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
         norms.append(engine.step(LR))
         degrees |= set(plan.degrees.tolist())
-    change = {name: safe_get_full_fp32_param(p) - before[name] for name, p in engine.module.named_parameters()}
+    change = {name: master - before[name] for name, master in masters(engine).items()}
     return {"change": change, "norms": norms, "degrees": degrees, "moved": (offload.moved_bytes, offload.saved_bytes)}
 
 

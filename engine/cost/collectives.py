@@ -1,14 +1,13 @@
-"""Bytes that collectives move: those of ZeRO as DeepSpeed runs them, and those of tensor parallelism.
+"""Bytes that collectives move: those of ZeRO, and those of tensor parallelism.
 
 | stage | in each micro-batch | at the end of a step |
 |---|---|---|
-| 1 | | all-reduce of gradients, all-gather of weights |
-| 2 | all-reduce of gradients | all-gather of weights |
+| 1 | | reduce-scatter of gradients, all-gather of weights |
+| 2 | reduce-scatter of gradients | all-gather of weights |
 | 3 | all-gather of weights in both passes, reduce-scatter of gradients | |
 
-In stages 1 and 2 every rank receives the sum of all gradients and keeps its partition, so the reduction moves twice the
-bytes of a reduce-scatter. In stage 3 the last two layers and the head stay between the passes, unless the head is
-larger than the weights that DeepSpeed may keep (`stage3_max_live_parameters`, zero/settings.py).
+In stage 3 the last two layers and the head stay between the passes, unless the head is larger than the weights that
+DeepSpeed may keep (`stage3_max_live_parameters`, zero/settings.py).
 
 Tensor parallelism gathers (G) the rows of the hidden states, or reduces and scatters them (S), as in
 engine/parallel/tensor.py:
@@ -43,26 +42,28 @@ class Collectives(NamedTuple):
     backward: float  # of a micro-batch: weights gathered in the backward pass
     layer: float  # of these, the weights of one layer, the largest
     reduction: float  # of a micro-batch: gradients
-    step: float  # at the end of a step: gradients and weights
+    step: float  # at the end of a step: gradients
+    gather: float  # at the end of a step: updated weights
 
 
 def collectives(config: Config, ranks: int) -> Collectives:
     """Return the bytes of a model partitioned over `ranks` HDP ranks of tp x pp devices each."""
     model, stage = config.model, config.zero.stage
     b, w = element_bytes(config.dtype)
-    # An all-gather or a reduce-scatter of n bytes sends (R - 1) / R n from each of R ranks, an all-reduce twice that.
+    # An all-gather or a reduce-scatter of n bytes sends (R - 1) / R n from each of R ranks.
     sent = (ranks - 1) / ranks / (config.parallel.tp * config.parallel.pp)
     whole = parameters(model)
     if stage < 3:
         ep, experts = config.parallel.ep, expert_parameters(model)
         if ep > 1:  # a share of the experts is reduced over the ranks that store it
             sent, whole = sent * (whole - experts) + (ranks - ep) / ranks * experts / ep, 1
-        gradients, weights = sent * 2 * whole * w, sent * whole * b
-        return Collectives(0.0, 0.0, 0.0, gradients if stage == 2 else 0.0, weights + (gradients if stage == 1 else 0))
+        gradients, weights = sent * whole * w, sent * whole * b
+        each, once = (gradients, 0.0) if stage == 2 else (0.0, gradients)
+        return Collectives(0.0, 0.0, 0.0, each, once, weights)
     layer, head = largest_layer(model, experts=model.experts), model.hidden * model.vocab
     live = min(LIVE_LAYERS, model.layers) * layer
     kept = live + head if head <= live else 0
-    return Collectives(sent * whole * b, sent * (whole - kept) * b, sent * layer * b, sent * whole * w, 0.0)
+    return Collectives(sent * whole * b, sent * (whole - kept) * b, sent * layer * b, sent * whole * w, 0.0, 0.0)
 
 
 def expert_collectives(config: Config) -> tuple[float, float]:

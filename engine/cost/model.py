@@ -6,6 +6,7 @@ alone: no measured time of a run enters a plan. Memory and traffic are whole byt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -22,7 +23,7 @@ from engine.cost.calibration import Calibration
 from engine.cost.collectives import collectives, expert_collectives, tensor_collectives
 from engine.cost.datasheets import nominal, sheet_peak
 from engine.cost.linear import ffn_share, token_seconds
-from engine.cost.sizes import element_bytes, parameters, ray_bytes, update_bytes
+from engine.cost.sizes import BUCKET, element_bytes, parameters, ray_bytes, update_bytes
 from engine.cost.stages import stages, work_shares
 from engine.cost.states import states
 from engine.cost.times import Rates, rounds_per_call, unsplit_times
@@ -103,7 +104,7 @@ class Costs:
             # waits for its own. Gradients are reduced when no layer computes (`overlap_comm` in zero/settings.py).
             slot=round(NS * ((2 * sent.layer + sent.reduction) / reduce_rate + hooks)),
             gathers=_nanoseconds(sent.forward - sent.layer, sent.backward - sent.layer, reduce_rate),
-            step=round(NS * (rates.step_s + sent.step / reduce_rate + _update_seconds(config, rates, hdp.ranks))),
+            step=round(NS * (rates.step_s + sent.step / reduce_rate + _update_seconds(config, rates, hdp))),
             forward_hop_bytes=kv_elements * b,
             backward_hop_bytes=kv_elements * w,
             query_bytes=model.layers * model.heads * model.head_dim * b,
@@ -365,12 +366,18 @@ def _nanoseconds(forward: float, backward: float, bytes_per_s: float) -> tuple[i
     return round(NS * max(0.0, forward) / bytes_per_s), round(NS * max(0.0, backward) / bytes_per_s)
 
 
-def _update_seconds(config: Config, rates: Calibration, ranks: int) -> float:
-    """Seconds in which a device updates its part of the weights."""
-    count = parameters(config.model) / (config.parallel.tp * config.parallel.pp) / ranks
+def _update_seconds(config: Config, rates: Calibration, hdp: Cluster) -> float:
+    """Seconds in which a device updates its part of the weights, and gathers all of them.
+
+    The weights of a bucket are gathered while the next bucket is updated, so all but one bucket of the shorter is
+    hidden.
+    """
+    count = parameters(config.model) / (config.parallel.tp * config.parallel.pp)
     # The memory of a host is assumed to be as fast as copies to it.
     speed = rates.copy_bytes_per_s if config.optimizer.on_host else rates.memory_bytes_per_s
-    return count * update_bytes(config.optimizer, config.dtype) / speed
+    update = count / hdp.ranks * update_bytes(config.optimizer, config.dtype) / speed
+    gather = collectives(config, hdp.ranks).gather / _reduce_rate(rates, hdp)
+    return max(update, gather) + min(update, gather) / math.ceil(count / BUCKET)
 
 
 def _reduce_rate(rates: Calibration, hdp: Cluster) -> float:

@@ -17,7 +17,6 @@ from engine.family.parameters import Parameter, of_ends
 ELEMENT = {"bf16": 2, "fp32": 4, "fp64": 8}
 BUCKET = 1 << 26  # gradient elements that are reduced at once; a larger parameter is reduced separately
 SUB_GROUP = 10**9  # elements of stage 3's gradients that share one tensor on the host (DeepSpeed's sub_group_size)
-REDUCED = 500_000_000  # most gradient elements that BF16_Optimizer copies into one tensor for the reduction
 
 
 def element_bytes(dtype: str) -> tuple[int, int]:
@@ -62,11 +61,6 @@ def device_parameters(
 def bucket_elements(model: schema.Model, devices: int = 1) -> int:
     """Elements of DeepSpeed's reduction bucket on each of a rank's devices."""
     return min(-(-parameters(model) // devices), BUCKET)
-
-
-def is_bf16_optimizer(config: schema.Config) -> bool:
-    """Whether DeepSpeed runs its BF16_Optimizer."""
-    return config.dtype == "bf16" and config.zero.stage == 1 and not config.optimizer.on_host
 
 
 def optimizer_tensors(optimizer: schema.Optimizer) -> int:

@@ -19,7 +19,7 @@ from engine.config import schema
 from engine.config.devices import uses_gpus
 from engine.cost import sizes
 from engine.cost.flops import largest_layer
-from engine.cost.sizes import device_parameters, element_bytes, is_bf16_optimizer, moments, parameters, pinned
+from engine.cost.sizes import device_parameters, element_bytes, moments, parameters, pinned
 from engine.cost.times import rounds_per_call
 from engine.family.families import family_of
 
@@ -39,8 +39,7 @@ LETTERS = {
     "m": "elements of the optimizer's states besides master weights: 2 * S with AdamW; S with SGD, or 0 without "
     "momentum",
     "BUCKET, B": "67,108,864 elements (`reduce_bucket_size`); B = min(P, BUCKET)",
-    "REDUCED, SUB_GROUP": "500,000,000 and 1,000,000,000 elements, DeepSpeed's defaults",
-    "c": "bytes per element of the copies made for gradient reduction: w in stage 3; in stage 2 b, or b + w if b < w",
+    "SUB_GROUP": "1,000,000,000 elements, DeepSpeed's default",
     "qk_norm": "whether the family normalises the queries and keys of each head",
     "Q": "bytes per token that these norms save for the backward pass without recomputation",
     "A, F": "bytes per token that attention saves for the backward pass; that SwiGLU, or router and experts, save; "
@@ -49,7 +48,6 @@ LETTERS = {
     "last": "whether the device is of the last stage, with the last norm and the head",
     "stage, on_host, weights_on_host, recompute, tile": "zero.stage, optimizer.on_host, zero.weights_on_host, "
     "recompute, mlp_tile",
-    "bf16_optimizer": "dtype=bf16 in stage 1 without on_host: DeepSpeed runs its BF16_Optimizer",
     "cpu": "the devices are processes on CPUs: allocated memory is resident only once it has been written",
     "pinned(x)": "next power of two, as PyTorch allocates pinned memory; for the sum of many tensors, at most 2 * x",
 }
@@ -91,11 +89,13 @@ class Row(NamedTuple):
     each: str = DEVICE
 
 
-_Z12 = "deepspeed/runtime/zero/stage_1_and_2.py: "
+_BUCKETS = "engine/zero/buckets.py"
+_HOST_BUFFERS = "engine/zero/sharded.py: _host_buffers"
 _Z3 = "deepspeed/runtime/zero/stage3.py: "
-_BF16 = "deepspeed/runtime/bf16_optimizer.py: "
 _PARTITION = "deepspeed/runtime/zero/partition_parameters.py: _partition_param"
 _EPILOGUE = "independent_gradient_partition_epilogue"
+_ONE_BY_ONE = "reduce_independent_p_g_buckets_and_remove_grads"
+_ADAM = "torch/optim/adam.py: _init_group"
 _RING = "engine/attention"
 _FFN = "engine/models/common"
 _EXPERTS = "engine/models/experts"
@@ -109,40 +109,24 @@ ROWS = (
     Row(ALWAYS, "parameters", "weights", "b * P", "stage < 3",
         "deepspeed/runtime/engine.py: _configure_distributed_model"),
     Row(ALWAYS, "parameters", "partition of the weights", "b * S", "stage == 3 and not weights_on_host", _PARTITION),
-    Row(ALWAYS, "gradients", "fp32 gradients", "w * P", "bf16_optimizer", _BF16 + "_setup_for_real_optimizer"),
-    Row(ALWAYS, "gradients", "accumulated gradients", "w * P", "stage == 1 and not bf16_optimizer",
-        _Z12 + "fill_grad_accum_attribute"),
-    Row(ALWAYS, "gradients", "partition of the gradients", "w * S", "stage == 2 and not (on_host and b == w)",
-        _Z12 + "copy_grads_in_partition"),
+    Row(ALWAYS, "gradients", "gradients", "w * P", "stage == 1", _BUCKETS),
+    Row(ALWAYS, "gradients", "partition of the gradients", "w * S", "stage == 2", _BUCKETS),
     Row(ALWAYS, "gradients", "partition of the gradients", "w * S", "stage == 3 and not on_host",
         _Z3 + "grad_partitions_flat_buffer"),
     Row(ALWAYS, "optimizer", "partition of master weights and moments", "w * (S + m)", "not on_host",
-        _Z12 + "initialize_optimizer_states"),
-    Row(ALWAYS, "gather_buffers", "gradient bucket", "b * B", "stage == 2", _Z12 + "setup_buckets"),
-    Row(ALWAYS, "gather_buffers", "gradient bucket", "w * B", "stage == 1 and not bf16_optimizer and not cpu",
-        _Z12 + "setup_buckets"),
+        _ADAM),
+    Row(ALWAYS, "gather_buffers", "gradients of two buckets: one grows, one is reduced", "w * min(P, 2 * BUCKET)",
+        "stage == 2", _BUCKETS),
     Row(ALWAYS, "gather_buffers", "gradient bucket", "w * B", "stage == 3", _Z3 + "_setup_for_real_optimizer"),
-    Row(ALWAYS, "gather_buffers", "copies of the bucket during its reduction", "c * B", "stage == 2 and P > BUCKET",
-        _Z12 + "allreduce_bucket"),
-    Row(ALWAYS, "gather_buffers", "copies of the bucket during its reduction", "c * B", "stage == 3 and P > BUCKET",
+    Row(ALWAYS, "gather_buffers", "copies of the bucket during its reduction", "w * B", "stage == 3 and P > BUCKET",
         _Z3 + "__avg_scatter_contiguous_grads"),
-    Row(ALWAYS, "gather_buffers", "new gradients before they are accumulated", "w * S",
-        "stage == 2 and P > BUCKET and b == w and not on_host", _Z12 + "get_flat_partition"),
     Row(ALWAYS, "gather_buffers", "gathered weights: two layers, or the head", "b * max(2 * Y, H)", "stage == 3",
         "deepspeed/runtime/zero/partitioned_param_coordinator.py: fetch_sub_module"),
-    Row(ALWAYS, "gather_buffers", "buffer of the largest parameter", "b * L", "on_host and stage < 3",
-        _Z12 + "temp_grad_buffer_for_gpu_offload"),
 
-    Row(HOST, "host", "gradients for the update", "pinned(w * S)", "on_host and stage < 3",
-        _Z12 + "initialize_optimizer_states"),
-    Row(HOST, "host", "master weights", "pinned(w * S)", "on_host and stage < 3",
-        _Z12 + "single_partition_of_fp32_groups"),
-    Row(HOST, "host", "updated weights", "pinned(b * S)", "on_host and stage < 3", _Z12 + "temp_buffer_bit16"),
-    Row(HOST, "host", "buffer of the largest parameter", "pinned(b * L)", "on_host and stage < 3",
-        _Z12 + "temp_grad_buffer_for_cpu_offload"),
-    Row(HOST, "host", "accumulated gradients", "pinned(w * S, many=True)", "on_host and stage == 2 and b == w",
-        _Z12 + "async_accumulate_grad_in_cpu_via_gpu"),
-    Row(HOST, "host", "moments", "w * m", "on_host and stage < 3", "torch/optim/adam.py: _init_group"),
+    Row(HOST, "host", "gradients for the update", "w * S", "on_host and stage < 3", _HOST_BUFFERS),
+    Row(HOST, "host", "master weights", "w * S", "on_host and stage < 3", _BUCKETS),
+    Row(HOST, "host", "updated weights", "b * S", "on_host and stage < 3", _HOST_BUFFERS),
+    Row(HOST, "host", "moments", "w * m", "on_host and stage < 3", _ADAM),
     Row(HOST, "host", "accumulated gradients", "pinned(w * S)", "on_host and stage == 3",
         _Z3 + "grad_partitions_flat_buffer"),
     Row(HOST, "host", "gradients for the update", "pinned(w * S, many=S > SUB_GROUP)", "on_host and stage == 3",
@@ -181,10 +165,9 @@ ROWS = (
         "engine/models/common/tiles.py", TILE),
     Row(LAYER, "activations", "gradients of SwiGLU's weights: from one tile, and summed over tiles",
         "3 * (b + w) * E", "tile", "engine/models/common/tiles.py"),
-    Row(LAYER, "activations", "gradient of the head", "b * H", "last and (bf16_optimizer or tied)", _LINEAR),
+    Row(LAYER, "activations", "gradient of the head", "b * H", "last and tied", _LINEAR),
     Row(LAYER, "activations", "gradient of a SwiGLU matrix larger than the bucket, reduced separately",
-        "b * E + c * (E - BUCKET)", "stage > 1 and E > BUCKET",
-        _Z12 + "reduce_independent_p_g_buckets_and_remove_grads"),
+        "b * E + w * (E - BUCKET)", "stage > 1 and E > BUCKET", _Z3 + _ONE_BY_ONE),
 
     Row(SWIGLU, "activations", "gradients of gate and up; the gradient of their product replaces the output",
         "2 * b * k * f", "not tile", _LINEAR, TOKEN),
@@ -200,8 +183,8 @@ ROWS = (
 
     Row(LOSS, "logits", "input of the head", "b * h", _ALL, _CHUNKS, TOKEN),
     Row(LOSS, "logits", "gradient of the head, summed over chunks", "w * H", _ALL, _CHUNKS),
-    Row(LOSS, "logits", "bucket: not allocated before the first gradient", "-b * B", "stage == 2",
-        _Z12 + "setup_buckets"),
+    Row(LOSS, "logits", "gradients of two buckets: not allocated before the first gradient", "-w * min(P, 2 * BUCKET)",
+        "stage == 2", _BUCKETS),
     Row(LOSS_FEW, "logits", "logits of a chunk and their gradient", "2 * w * V", _ALL, _CHUNKS, TILE),
     Row(LOSS_FEW, "logits", "copy of the head in the wider dtype", "w * H", "cpu and b < w", _CHUNKS),
     Row(LOSS_MANY, "logits", "logits of a chunk and their gradient", "2 * w * min(V, 2 * h)", _ALL, _CHUNKS, TOKEN),
@@ -211,8 +194,7 @@ ROWS = (
 
     Row(HEAD, "logits", "gradient of the residual stream", "b * h", _ALL, _LINEAR, TOKEN),
     Row(HEAD, "logits", "gradient of the head, larger than the bucket, reduced separately",
-        "b * H + c * (H - BUCKET)", "stage > 1 and H > BUCKET",
-        _Z12 + "reduce_independent_p_g_buckets_and_remove_grads"),
+        "b * H + w * (H - BUCKET)", "stage > 1 and H > BUCKET", _Z3 + _ONE_BY_ONE),
 
     Row(RINGS, "ring_buffers", "K and V of the rounds of two calls: in use and in transit", "4 * v * b * kv", _ALL,
         "engine/attention/buffers.py", TOKEN),
@@ -221,27 +203,13 @@ ROWS = (
     Row(RINGS, "ring_buffers", "keys of a call, for low and for high queries, and their gradients in two calls",
         "12 * v * b * kv", "v > 1", _RING, TOKEN),
 
-    Row(GROWS, "gradients", "bf16 gradients, until they are added to the fp32 gradients", "b * P", "bf16_optimizer",
-        _BF16 + "update_hp_grads"),
-
-    Row(END, "gradients", "copy of all gradients for their reduction", "w * P", "bf16_optimizer and P <= REDUCED",
-        "deepspeed/runtime/engine.py: allreduce_no_retain"),
-    Row(END, "gradients", "gradients joined for the update, or a copy of a gradient larger than the bucket",
-        "w * max(S, L if L > BUCKET else 0)", "stage == 1 and not bf16_optimizer", _Z12 + "get_flat_partition"),
-    Row(END, "gradients", "gradient bucket, first written here", "w * B", "stage == 1 and not bf16_optimizer and cpu",
-        _Z12 + "setup_buckets"),
-    Row(END, "gradients", "gradients joined for the update", "w * S", "stage > 1 and P > BUCKET and not on_host",
-        _Z12 + "get_flat_partition"),
-    Row(END, "gradients", "copies of the bucket during its reduction", "c * B", "stage > 1 and P <= BUCKET",
-        _Z12 + _EPILOGUE),
+    Row(END, "gradients", "gradients joined for the update", "w * S", "stage == 3 and P > BUCKET and not on_host",
+        _Z3 + "_prepare_sub_group"),
+    Row(END, "gradients", "copies of the bucket during its reduction", "w * B", "stage == 3 and P <= BUCKET",
+        _Z3 + _EPILOGUE),
     Row(END, "gradients", "embedding and its gradient", "2 * b * H", "stage == 3 and P <= BUCKET", _Z3 + _EPILOGUE),
     Row(END, "gradients", "gathered weights: released", "-b * max(2 * Y, H)", "stage == 3 and P <= BUCKET",
         "deepspeed/runtime/zero/partitioned_param_coordinator.py: release_sub_module"),
-
-    Row(FIRST, "gradients", "partition of the gradients", "w * S",
-        "stage == 2 and P <= BUCKET and not (on_host and b == w)", _Z12 + "copy_grads_in_partition"),
-    Row(FIRST, "gradients", "all gradients except the head's and the last layer's", "w * max(0, P - H - Y)",
-        "stage == 1 and not bf16_optimizer", _Z12 + "fill_grad_accum_attribute"),
 )
 # fmt: on
 
@@ -292,7 +260,6 @@ def letters(
     """
     model, zero = config.model, config.zero.stage
     found = model_letters(model, config.dtype, config.recompute, config.mlp_tile, config.parallel.pp, experts)
-    b, w = found["b"], found["w"]
     tp = 1 if stage is None else config.parallel.tp
     ends = (True, last) if stage is None else (stage == 0, stage == config.parallel.pp - 1)
     rows = -(-model.vocab // tp) * model.hidden  # of the embedding and the head on a device
@@ -313,15 +280,12 @@ def letters(
         "S": -(-sharded // ranks),
         "B": min(found["P"], sizes.BUCKET),
         "BUCKET": sizes.BUCKET,
-        "REDUCED": sizes.REDUCED,
         "SUB_GROUP": sizes.SUB_GROUP,
         "m": 0 if stage is None else moments(config, stage, ranks, -(-sharded // ranks)),
-        "c": w if zero == 3 or b == w else b + w,
         "stage": zero,
         "on_host": config.optimizer.on_host,
         "weights_on_host": config.zero.weights_on_host,
         "tied": model.tied,
-        "bf16_optimizer": is_bf16_optimizer(config),
         "cpu": not uses_gpus(config),
         "pinned": pinned,
     }

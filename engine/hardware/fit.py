@@ -185,7 +185,9 @@ def _whole_step(measured: Measured, config: Config) -> tuple[float, float]:
         return known, max(0.0, measured.fixed_s - small * update)
     # The time that the update does not explain, but at least a tenth: noisy timings may leave nothing.
     reduce = max(s_per_parameter - update, s_per_parameter / 10, 1e-13)
-    moved = collectives(config, measured.ranks).step / parameters(config.model)
+    sent = collectives(config, measured.ranks)
+    # The models are so small that they have one bucket, whose gather nothing hides.
+    moved = (sent.step + sent.gather) / parameters(config.model)
     return moved / reduce, max(0.0, measured.fixed_s - small * (reduce + update))
 
 

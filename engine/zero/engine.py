@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.utils import groups
@@ -19,14 +18,12 @@ from torch import Tensor, nn
 from engine.attention.context import AttentionContext
 from engine.config.schema import Config
 from engine.control import progress
-from engine.cost.sizes import is_bf16_optimizer
 from engine.models.decoder import Decoder
 from engine.parallel.axes import Axes
 from engine.zero.experts import experts_known
-from engine.zero.mpu import ModelParallelUnit, mark, sum_copies
-from engine.zero.norm import find_overflow_by_norm
+from engine.zero.initialize import initialize
+from engine.zero.mpu import mark, sum_copies
 from engine.zero.reshard import load_resharded
-from engine.zero.settings import deepspeed_settings
 from engine.zero.shards import init_deepspeed
 from engine.zero.snapshot import Snapshot
 from engine.zero.states import Written
@@ -51,18 +48,11 @@ class ZeroEngine:
         groups.mpu = groups.mesh_device = None  # DeepSpeed keeps those of the engine before
         if axes is not None:
             mark(model, axes, config.model.tied)
-        self._clears_low_precision = is_bf16_optimizer(config)
         self._config = config
         with experts_known(model, axes):
-            self._engine: Any = deepspeed.initialize(
-                model=model,
-                optimizer=optimizer,
-                config=deepspeed_settings(config),
-                mpu=None if axes is None else ModelParallelUnit(axes),
-                dist_init_required=False,
-            )[0]
-        find_overflow_by_norm(self._engine.optimizer)
-        optimizer.register_step_pre_hook(lambda *_: progress.report("update"))
+            self._engine = initialize(model, optimizer, config, axes)
+        if config.zero.stage == 3:
+            optimizer.register_step_pre_hook(lambda *_: progress.report("update"))
         # DeepSpeed hands its checkpoints to this object, which copies them to host memory instead of writing them.
         self._snapshot = Snapshot(self._engine.device, config.cluster.ranks_per_node)
         self._engine.checkpoint_engine = self._snapshot
@@ -89,9 +79,14 @@ class ZeroEngine:
         """
         scale = loss_sum.detach() * 0 + self._engine.dp_world_size / step_loss_tokens
         self._engine.backward(loss_sum * scale, scale_wrt_gas=False)
-        if self._clears_low_precision:
-            # The bf16 gradients have been added to fp32 ones. DeepSpeed would keep them during the next micro-batch.
-            self._engine.optimizer.clear_lp_grads(set_to_none=True)
+
+    def reduce_from_here(self) -> None:
+        """Reduce gradients within the next backward pass, which must be this rank's last one of the step. In stage 1.
+
+        Buckets are reduced in the same order on all ranks, each as soon as all of its gradients are complete. Other
+        ranks may reduce after their last pass (Note: [reductions and rings] in docs/design.md).
+        """
+        self._engine.optimizer.reduce_from_here()
 
     def step(self, lr: float) -> float:
         """Reduce and clip gradients, and update the parameters with learning rate `lr`. All ranks must call it.
@@ -100,7 +95,7 @@ class ZeroEngine:
         of any rank is not finite; then no rank updates anything. The host waits for the device once.
         """
         if self._axes is not None and self._config.model.tied:
-            sum_copies(self.module, self._axes, self._clears_low_precision)
+            sum_copies(self.module, self._axes)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
         self._engine.step()

@@ -9,7 +9,7 @@ norm is wrong without an error.
 from __future__ import annotations
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from engine.family.families import parameters_of
 from engine.models.decoder import Decoder
@@ -81,7 +81,13 @@ def mark(model: Decoder, axes: Axes, tied: bool) -> None:
             parameter.ds_pipe_replicated = True  # type: ignore[attr-defined]
 
 
-def sum_copies(model: nn.Module, axes: Axes, bf16: bool) -> None:
+def is_counted(parameter: nn.Parameter, axes: Axes) -> bool:
+    """Whether this device counts a marked parameter in the norm: one device does for each copy and each slice."""
+    split = getattr(parameter, "tensor_model_parallel", False)
+    return not getattr(parameter, "ds_pipe_replicated", False) and (split or axes.place.tp == 0)
+
+
+def sum_copies(model: nn.Module, axes: Axes) -> None:
     """Sum the gradients of a tied weight's two copies, from the embedding and from the head, over their stages.
 
     ZeRO treats each as complete, and then reduces it over the hdp group. The ranks of the two stages must call it,
@@ -90,11 +96,4 @@ def sum_copies(model: nn.Module, axes: Axes, bf16: bool) -> None:
     if axes.tied is not None:
         named = dict(model.named_parameters())
         name = "embedding.weight" if axes.first else "head.weight"
-        dist.all_reduce(_gradient(named[name], bf16), group=axes.tied)
-
-
-def _gradient(parameter: nn.Parameter, bf16: bool) -> Tensor:
-    """The gradient that ZeRO-1 has accumulated: BF16_Optimizer stores it in fp32 as an attribute of the parameter."""
-    gradient: Tensor | None = parameter._hp_grad if bf16 else parameter.grad  # type: ignore[attr-defined]
-    assert gradient is not None
-    return gradient
+        dist.all_reduce(named[name].main_grad, group=axes.tied)  # type: ignore[attr-defined]

@@ -19,8 +19,8 @@ from engine.parallel.axes import Axes
 from engine.zero.partition import places
 from engine.zero.states import MASTER, Own, SavedStates, Written
 
-# The names of a rank's flat master weights in DeepSpeed's optimizers: stages 1 and 2, stage 1 in bf16, stage 3.
-_MASTERS = ("single_partition_of_fp32_groups", "fp32_groups_flat_partition", "fp32_partitioned_groups_flat")
+# The names of a rank's flat master weights: in our optimizer of stages 1 and 2 (sharded.py), in DeepSpeed's of stage 3.
+_MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
 
 
 @torch.no_grad()

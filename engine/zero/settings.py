@@ -19,10 +19,8 @@ _HOST = {"device": "cpu", "pin_memory": True}  # without a GPU, memory is not pi
 def deepspeed_settings(config: Config) -> dict[str, Any]:
     """Return the DeepSpeed config for ZeRO over all HDP ranks.
 
-    With `managed_gradient_accumulation` off, stage 1 accumulates gradients on each rank and reduces them only in
-    `step`. So ranks may run different numbers of micro-batches, and reductions cannot deadlock with rings (Note:
-    [reductions and rings] in docs/design.md). In bf16, gradients are accumulated in fp32. This makes DeepSpeed use its
-    BF16_Optimizer in stage 1, unless optimizer states are on the host.
+    With `managed_gradient_accumulation` off, DeepSpeed's engine leaves it to `step` when gradients are complete. In
+    stages 1 and 2 the optimizer is ours (sharded.py), and settings of DeepSpeed's optimizers have no effect.
     """
     zero: dict[str, Any] = {
         "stage": config.zero.stage,

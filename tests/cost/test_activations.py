@@ -196,13 +196,12 @@ def test_the_heads_gradient_is_there_in_both_dtypes_when_its_sum_is_over() -> No
         assert over == Instant(gradient * (w if b == w else b + w), 64 * b)
 
 
-def test_gradients_that_await_the_end_of_the_pass_begin_with_the_heads() -> None:
-    """So does the gradient of a tied head: it waits for the gradient of the embedding, which comes last."""
-    one, two, three = (instants_of(SMALL, "bf16", stage)[0] for stage in STAGES)
-    assert two == three and (one.fixed, two.fixed, one.token) == (2 * 64 * 300, 0, two.token)
+def test_the_gradient_of_a_tied_head_waits_for_that_of_the_embedding() -> None:
+    """It comes last. Other gradients are added to those of the step as soon as they are there."""
     tied = shape(**vars(SMALL) | {"tied": True})
     for stage in STAGES:
-        assert instants_of(tied, "bf16", stage)[0] == one
+        one, waiting = (instants_of(model, "bf16", stage)[0] for model in (SMALL, tied))
+        assert (one.fixed, waiting.fixed, one.token) == (0, 2 * 64 * 300, waiting.token)
 
 
 def test_the_loss_is_there_before_stage_2_has_its_bucket() -> None:
@@ -212,16 +211,15 @@ def test_the_loss_is_there_before_stage_2_has_its_bucket() -> None:
 
 
 def test_a_parameter_larger_than_the_bucket_is_reduced_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its gradient and its copies: in stage 2 in both dtypes, in stage 3 in fp32. The head is reduced before the
-    layers' backward passes, experts with theirs."""
+    """Its gradient, and in fp32 what is larger than the bucket. The head is reduced before the layers' backward passes,
+    experts with theirs."""
     monkeypatch.setattr("engine.cost.sizes.BUCKET", 1000)
     head, experts = 64 * 300, SPARSE.experts * 64 * 160
-    for stage, copies in ((1, 0), (2, 6), (3, 4)):
+    for stage in STAGES:
         layer, *_, reduced = instants_of(SPARSE, "bf16", stage)
-        itself = 0 if stage == 1 else 2
+        itself, copies = (0, 0) if stage == 1 else (2, 4)
         assert reduced.fixed == itself * head + copies * max(0, head - 1000)
-        waiting = 2 * head if stage == 1 else 0
-        assert layer.fixed == waiting + itself * experts + copies * (experts - 1000)
+        assert layer.fixed == itself * experts + copies * (experts - 1000)
 
 
 @pytest.mark.parametrize("model", [SMALL, SPARSE], ids=["dense", "experts"])

@@ -178,12 +178,9 @@ def test_what_a_token_sends_and_copies() -> None:
 
 
 def test_an_optimizer_on_the_host_leaves_memory_and_takes_time() -> None:
-    """With many ranks each partition is so small that the buffer of the largest parameter is larger."""
-    few, many = (("zero.stage=2", f"cluster.nodes={nodes}") for nodes in (32, 4096))
-    here, away = of(*few), of(*few, "optimizer.on_host=true")
+    here, away = of("zero.stage=2"), of("zero.stage=2", "optimizer.on_host=true")
     assert away.fixed_bytes < here.fixed_bytes < away.fixed_bytes + away.host_fixed_bytes
     assert away.step > here.step and away.rates == here.rates
-    assert of(*many, "optimizer.on_host=true").fixed_bytes > of(*many).fixed_bytes
 
 
 def test_tiles_of_swiglu_are_computed_once_more() -> None:
@@ -330,26 +327,39 @@ def test_costs_of_given_rates_are_those_of_a_file_with_them(overrides: tuple[str
 
 @pytest.mark.parametrize(("nodes", "tp"), [(128, 1), (128, 2), (16, 1)])
 def test_a_step_reduces_gradients_and_updates_weights(nodes: int, tp: int) -> None:
-    """bf16: an all-reduce of fp32 gradients, and bf16 weights gathered; a rank reads and writes 12 bytes for each of
-    its parameters."""
+    """bf16: a reduce-scatter of fp32 gradients, and bf16 weights gathered; a rank reads and writes 12 bytes for each of
+    its parameters, beside the gather of other buckets."""
     costs, sheet = of(f"cluster.nodes={nodes}", "context=16K", f"parallel.tp={tp}"), nominal("h100x8")
     ranks = nodes * 8 // tp
-    travel = costs.parameters / tp * 10 * (ranks - 1) / ranks / sheet.network_bytes_per_s
+    travel = costs.parameters / tp * 6 * (ranks - 1) / ranks / sheet.network_bytes_per_s
     update = costs.parameters / tp / ranks * (2 * 12 + 2) / sheet.memory_bytes_per_s
-    assert costs.step == round(1e9 * (sheet.step_s + travel + update))
+    assert costs.step == round(1e9 * (sheet.step_s + travel + update / math.ceil(costs.parameters / tp / 2**26)))
+
+
+def test_an_update_slower_than_the_gather_hides_it() -> None:
+    """On the host: all but the gather of the last bucket."""
+    one = of("optimizer.on_host=true", "cluster.nodes=1", "context=8K")
+    sheet = nominal("h100x8")
+    update = one.parameters / 8 * (2 * 12 + 2) / sheet.copy_bytes_per_s
+    travel = one.parameters * 7 / 8 / sheet.node_bytes_per_s
+    buckets = math.ceil(one.parameters / 2**26)
+    assert one.step == round(1e9 * (sheet.step_s + 4 * travel + update + 2 * travel / buckets))
 
 
 def test_a_slot_waits_for_reductions_and_the_first_gather_of_each_pass() -> None:
-    """bf16: ZeRO-2 all-reduces 4 bytes of each gradient, ZeRO-3 reduces and scatters them and gathers weights of 2."""
+    """bf16: stages 2 and 3 reduce and scatter 4 bytes of each gradient; stage 3 gathers weights of 2."""
     one, two, three = (of(f"zero.stage={stage}") for stage in (1, 2, 3))
     ns = 1e9 * one.parameters * 1023 / 1024 / nominal("h100x8").network_bytes_per_s  # to move a byte of each parameter
     layer = 2 / 32 * (one.parameters - 2 * 32000 * 4096 - 65 * 4096) / one.parameters
     assert (one.slot, one.gathers) == (0, (0, 0))
-    assert (two.slot, two.gathers) == (pytest.approx(8 * ns), (0, 0))
+    assert (two.slot, two.gathers) == (pytest.approx(4 * ns), (0, 0))
     assert three.slot == pytest.approx((4 + 2 * layer) * ns)
     kept = 2 * layer + 2 * 32000 * 4096 / one.parameters  # two layers and the head stay between the passes
     assert three.gathers == (pytest.approx((2 - layer) * ns), pytest.approx((2 - layer - kept) * ns))
-    assert three.step == pytest.approx(two.step - 2 * ns) == pytest.approx(one.step - 10 * ns)
+    assert two.step == pytest.approx(one.step - 4 * ns)
+    update = one.parameters / 1024 * (2 * 12 + 2) / nominal("h100x8").memory_bytes_per_s
+    hidden = 1e9 * update * (1 - 1 / math.ceil(one.parameters / 2**26))
+    assert three.step == pytest.approx(two.step - 2 * ns + hidden)
 
 
 @pytest.mark.parametrize("overrides", [(), ("parallel.tp=2",), ("cluster.nodes=2", "parallel.pp=2")])
@@ -358,9 +368,9 @@ def test_inside_one_node_gradients_and_weights_travel_over_its_links(overrides: 
     costs, sheet = of("cluster.nodes=1", "context=8K", *overrides), nominal("h100x8")
     group = costs.devices
     ranks = 16 // group if "cluster.nodes=2" in overrides else 8 // group
-    travel = costs.parameters / group * 10 * (ranks - 1) / ranks / sheet.node_bytes_per_s
+    travel = costs.parameters / group * 6 * (ranks - 1) / ranks / sheet.node_bytes_per_s
     update = costs.parameters / group / ranks * (2 * 12 + 2) / sheet.memory_bytes_per_s
-    assert costs.step == round(1e9 * (sheet.step_s + travel + update))
+    assert costs.step == round(1e9 * (sheet.step_s + travel + update / math.ceil(costs.parameters / group / 2**26)))
 
 
 def test_a_network_faster_than_what_a_reduction_reaches_in_a_node_does_not_speed_it_up() -> None:

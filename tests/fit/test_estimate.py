@@ -137,7 +137,6 @@ def test_the_worst_of_planned_steps() -> None:
     config = load(["lengths=github", *sizes])
     settings = Job(config).settings
     plans = [plan_step(lengths, settings) for lengths in step_lengths(config, 3)]
-    assert settings.costs.filling_bytes > 0
     found, peaks = estimate_plans(Job(config), plans), []
     for plan in plans:
         tokens, buffers = micro_loads(plan)

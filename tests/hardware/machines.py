@@ -55,7 +55,7 @@ def measured(ranks: int = 2) -> Measured:
     sizes = (4096, 1 << 19)
     parameters = (40_000, 4_000_000)
     update = 28 / ranks / TRUE.memory_bytes_per_s
-    travel = (ranks - 1) / ranks * 12 / TRUE.reduce_bytes_per_s
+    travel = (ranks - 1) / ranks * 8 / TRUE.reduce_bytes_per_s
     return Measured(
         device=TRUE.device,
         ranks=ranks,

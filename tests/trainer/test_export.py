@@ -44,6 +44,7 @@ from tests.refusals import refused
 from tests.run.damage import TOKEN
 from tests.weights.folders import config, logits, our_logits
 from tests.world import run_world
+from tests.zero.full import masters
 
 pytestmark = pytest.mark.world
 TOKENS = torch.randint(0, 258, (37,), generator=torch.Generator().manual_seed(1))
@@ -63,8 +64,6 @@ def config_of(run: str) -> Config:
 
 def train_and_save(root: Path) -> None:
     """On a rank: one update of each kind of run, and its checkpoint."""
-    from deepspeed.utils import safe_get_full_fp32_param
-
     for name in (*RUNS, *PARTED):
         made = config_of(name)
         with sharded(made):
@@ -79,9 +78,7 @@ def train_and_save(root: Path) -> None:
         checkpoints.write(run.checkpoints, state, dist.get_rank(), engine.snapshot().write_each, TOKEN)
         run.resolved.write_text(resolved_yaml(made))
         if made.zero.stage == 3:  # its files have no parameter whole
-            torch.save(
-                {name: safe_get_full_fp32_param(p) for name, p in model.named_parameters()}, run.root / "whole.pt"
-            )
+            torch.save(masters(engine), run.root / "whole.pt")
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from engine.trainer.optimizer import build_optimizer
 from engine.zero.engine import ZeroEngine
 from engine.zero.shards import gathered, sharded, stored
 from tests.helpers import family
+from tests.zero.full import full_states
 
 SHAPE = ["layers=2", "hidden=20", "heads=2", "kv_heads=1", "ffn=19", "vocab=259"]  # with padding in stages 1, 2 and 3
 EXPERTS = ["model.experts=3", "model.top_k=2", "balance.by=bias"]
@@ -56,21 +57,15 @@ def train(engine: ZeroEngine, steps: int) -> list[float]:
 
 def gather(engine: ZeroEngine) -> dict[str, Any]:
     """All states of an engine by name: weights, masters, moments and buffers, and the optimizer's count of steps."""
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-
     inner = engine._engine.optimizer
-    if hasattr(inner, "_hp_optimizer_states_linked"):
-        inner._hp_optimizer_states_linked = False  # stage 2 has linked the states of the first group only
-        inner._lazy_init_hp_params_optimizer_state()
     (steps,) = {float(state.get("step", -1)) for state in inner.optimizer.state.values()} or {-1.0}  # SGD counts none
     keys = sorted({key for state in inner.optimizer.state.values() for key in state} - {"step"})
     found: dict[str, Any] = {"steps": steps, "keys": keys}
     for name, parameter in engine.module.named_parameters():
         with gathered(parameter):
             found[f"weight {name}"] = parameter.detach().clone()
-        found[f"master {name}"] = safe_get_full_fp32_param(parameter).clone()
-        for key in keys:
-            found[f"{key} {name}"] = safe_get_full_optimizer_state(parameter, key).clone()
+    for name, states in full_states(engine).items():
+        found |= {f"{key} {name}": state for key, state in states.items()}
     return found | {f"buffer {name}": buffer.clone() for name, buffer in engine.module.named_buffers()}
 
 

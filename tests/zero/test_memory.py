@@ -1,4 +1,4 @@
-"""What DeepSpeed holds between two micro-batches equals the estimate within 2 %; else a run that should fit fails."""
+"""What ZeRO holds between two micro-batches equals the estimate within 2 %; else a run that should fit fails."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ pytestmark = pytest.mark.world
 
 
 def passing(config: Config) -> int:
-    """Bytes that are held only during a pass, by hand: stage 2's bucket, which holds all gradients in their own dtype,
-    and stage 3's two gathered layers."""
-    width = BYTES[config.dtype]
-    return {1: 0, 2: width * ALL, 3: 2 * LAYER * width}[config.zero.stage]
+    """Bytes that are held only during a pass, by hand: stage 2's buckets, which hold all gradients in fp32, and stage
+    3's two gathered layers."""
+    return {1: 0, 2: 4 * ALL, 3: 2 * LAYER * BYTES[config.dtype]}[config.zero.stage]
 
 
 def held_and_estimated(dtype: str, stage: int, *more: str) -> list[tuple[int, int]]:

@@ -1,0 +1,225 @@
+"""The update of ZeRO stages 1 and 2: each rank reduces, clips and updates its shard of the gradients and weights only.
+
+| in a step | what happens, bucket by bucket (buckets.py) |
+|---|---|
+| backward passes | a hook adds each new gradient to the gradients of its bucket, and frees it |
+| reduction | reduce-scatter into the rank's shard; the squares of a shard are summed while the next bucket travels |
+| norm | one sum over all ranks, which the host reads once |
+| update | the optimizer updates a shard while the weights of the bucket before are gathered |
+
+Buckets are reduced in the same order on all ranks. Stage 1 begins after the last backward pass of the step, or inside
+it after `reduce_from_here` (Note: [reductions and rings] in docs/design.md). Stage 2 reduces inside each backward pass.
+
+DeepSpeed's engine calls this class in place of its own optimizers, and writes `state_dict` into its checkpoint files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.base_optimizer import ZeROOptimizer
+from torch import Tensor, nn
+
+from engine.control import progress
+from engine.offload.pinned import allocate
+from engine.zero.buckets import Bucket, divide
+from engine.zero.transfers import gather, reduce_scatter
+
+_SQUARED = 1 << 18  # elements whose squares are summed at once on a CPU, which copies them to float64
+_EPSILON = 1e-6  # is added to a norm by which gradients are divided, as in DeepSpeed
+
+
+class ShardedOptimizer(ZeROOptimizer):
+    """PyTorch's optimizer on the shards of this rank."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        order: list[nn.Parameter],
+        most: int,
+        hdp: dist.ProcessGroup | None,
+        experts: dist.ProcessGroup | None,
+        clip_norm: float,
+        each_pass: bool,
+        on_host: bool,
+        counted: Callable[[nn.Parameter], bool],
+    ) -> None:
+        """Move the model's weights into buckets of at most `most` elements, and give `optimizer` their shards.
+
+        Args:
+            optimizer: has the model's parameters, in groups by kind.
+            order: the order in which a backward pass computes the gradients of the parameters.
+            hdp: the ranks that store the same part of the model; None for all ranks.
+            experts: the ranks that store the same experts; None without expert parallelism.
+            clip_norm: gradients of a larger norm are scaled to it; 0 for no clipping.
+            each_pass: whether gradients are reduced in each backward pass (stage 2).
+            on_host: whether master weights and the optimizer's states are in host memory.
+            counted: whether this device counts a parameter in the norm; of copies, one device counts.
+        """
+        super().__init__()
+        self.optimizer, self.dp_process_group, self.clip_grad = optimizer, hdp, clip_norm
+        self.overflow, self._global_grad_norm = False, 0.0
+        self.custom_loss_scaler, self.external_loss_scale, self.torch_autocast_gradscaler = False, None, None
+        self._each_pass, self.on_host, self._average = each_pass, on_host, 1.0 / dist.get_world_size(hdp)
+        self._most = most
+        self.device = order[0].device
+        groups, self.buckets = optimizer.param_groups[:], list[Bucket]()
+        optimizer.param_groups.clear()
+        for number, parameters in divide(groups, order, most):
+            of_bucket = experts if groups[number].get("moe") and experts is not None else hdp
+            rank, ranks = dist.get_rank(of_bucket), dist.get_world_size(of_bucket)
+            bucket = Bucket(parameters, of_bucket, rank, ranks, on_host)
+            self.buckets.append(bucket)
+            optimizer.param_groups.append({**groups[number], "params": [bucket.master]})
+            for at, parameter in enumerate(parameters):
+                parameter.register_post_accumulate_grad_hook(partial(self._add, bucket, at))
+                if not each_pass:
+                    parameter.main_grad = bucket.view(at)  # type: ignore[attr-defined]
+        self._counted = [list(bucket.places([*map(counted, bucket.parameters)])) for bucket in self.buckets]
+        self._reducing, self._started = each_pass, 0
+        self._host = self._host_buffers() if on_host else [None] * len(self.buckets)
+
+    def _host_buffers(self) -> list[tuple[Tensor, Tensor]]:
+        """Pinned host memory for the gradients and the updated weights of each shard."""
+        found, lengths = list[list[Tensor]](), [bucket.length for bucket in self.buckets]
+        for dtype in (self.buckets[0].dtype, self.buckets[0].weights.dtype):
+            flat = allocate(sum(lengths) * dtype.itemsize, self.device).view(dtype)
+            found.append([*flat.split(lengths)])
+        return [*zip(*found, strict=True)]
+
+    # What DeepSpeed's engine and the loader of checkpoints read.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of PyTorch's optimizer, one a bucket."""
+        return self.optimizer.param_groups
+
+    @property
+    def single_partition_of_fp32_groups(self) -> list[Tensor]:
+        """The master weights of this rank by bucket."""
+        return [bucket.master for bucket in self.buckets]
+
+    @property
+    def round_robin_bit16_groups(self) -> list[list[nn.Parameter]]:
+        """The parameters by bucket."""
+        return [bucket.parameters for bucket in self.buckets]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of this rank, with DeepSpeed's keys."""
+        masters = [master.detach() for master in self.single_partition_of_fp32_groups]
+        return {"base_optimizer_state": self.optimizer.state_dict(), "single_partition_of_fp32_groups": masters}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Do nothing: hooks free each gradient, and the first of a step is written over those of the step before."""
+
+    # The reduction.
+
+    def _add(self, bucket: Bucket, number: int, parameter: nn.Parameter) -> None:
+        """A hook: add the gradient of a parameter, and reduce the buckets that are complete, in their order."""
+        bucket.add(number)
+        if self._reducing:
+            assert bucket.pending, "a gradient after the reduction of its bucket"
+            bucket.pending.discard(number)
+            while self._started < len(self.buckets) and not self.buckets[self._started].pending:
+                self._start()
+
+    def reduce_from_here(self) -> None:
+        """Reduce each bucket in the next backward pass, as soon as its parameters have their gradients.
+
+        It must be this rank's last backward pass of the step.
+        """
+        self._reducing = True
+
+    def _start(self) -> None:
+        """Start the reduction of the next bucket. In stage 2, wait for the one before, which frees its gradients."""
+        bucket, number = self.buckets[self._started], self._started
+        if self._each_pass and number:
+            self.buckets[number - 1].collect()
+        self._started += 1
+        bucket.work = reduce_scatter(bucket.complete(), bucket.rank, bucket.ranks, bucket.group)
+        if self._each_pass and len(bucket.weights) > self._most:
+            bucket.collect()  # a single large parameter
+
+    def reduce_gradients(self, pipeline_parallel: bool = False) -> None:
+        """Start the reductions that no hook has started."""
+        while self._started < len(self.buckets):
+            self._start()
+        self._reducing, self._started = self._each_pass, 0
+
+    def overlapping_partition_gradients_reduce_epilogue(self) -> None:
+        """The end of a backward pass in stage 2: add the sums of its gradients to those of this step."""
+        self.reduce_gradients()
+        self.buckets[-1].collect()
+
+    def finalize_gradient_accumulation_boundary(self) -> None:
+        """The end of a step in stage 2: its gradients have been reduced."""
+
+    # The update.
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:
+        """Clip the gradients by their norm over all ranks, and update. All ranks must call it, after the reductions.
+
+        Gradients that are not finite make the norm infinite, and then no rank updates anything.
+        """
+        squares = torch.zeros((), dtype=torch.float64, device=self.device)
+        shards = list[Tensor]()
+        for bucket, places in zip(self.buckets, self._counted, strict=True):
+            shard = bucket.reduced().mul_(self._average)
+            shards.append(shard)
+            for place in places:
+                for piece in shard[place].split(_SQUARED):
+                    squares += torch.linalg.vector_norm(piece, dtype=torch.float64).square()
+        dist.all_reduce(squares)
+        norm = math.sqrt(total) if math.isfinite(total := squares.item()) else math.inf
+        self.overflow, self._global_grad_norm = norm == math.inf, norm
+        if self.overflow:
+            return
+        progress.report("update")
+        self._update(shards, norm)
+
+    def _update(self, shards: list[Tensor], norm: float) -> None:
+        """Update each shard, and gather the weights of its bucket while the next one is updated."""
+        scale = self.clip_grad / (norm + _EPSILON) if self.clip_grad else 1.0
+        for shard, host in zip(shards, self._host, strict=True):
+            if scale < 1.0:
+                shard.mul_(scale)
+            if host is not None:
+                host[0].copy_(shard, non_blocking=True)
+        if self.on_host and self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        groups, gathers = self.optimizer.param_groups, []
+        for bucket, group, shard, host in zip(self.buckets, groups, shards, self._host, strict=True):
+            # PyTorch's optimizers update all of their groups.
+            self.optimizer.param_groups = [group]
+            bucket.master.grad = shard if host is None else host[0]
+            self.optimizer.step()
+            bucket.master.grad = None
+            own = bucket.own(bucket.weights)
+            if host is None:
+                own.copy_(bucket.master)
+            else:
+                own.copy_(host[1].copy_(bucket.master), non_blocking=True)
+            gathers.append(gather(bucket.weights, bucket.rank, bucket.ranks, bucket.group))
+        self.optimizer.param_groups = groups
+        _wait(gathers)
+
+    @torch.no_grad()
+    def update_lp_params(self) -> None:
+        """Round the master weights to the weights of the model, on all ranks."""
+        gathers = []
+        for bucket in self.buckets:
+            bucket.own(bucket.weights).copy_(bucket.master)
+            gathers.append(gather(bucket.weights, bucket.rank, bucket.ranks, bucket.group))
+        _wait(gathers)
+
+
+def _wait(works: list[Any]) -> None:
+    for work in works:
+        if work is not None:
+            work.wait()
