@@ -5,8 +5,8 @@ ranks load prepared/libnccl.so.2 if it is there. Ranks take turns on the GPU, so
 several GPUs.
 
     groups    for each mesh: all its groups are made, sum and exchange the right values; MiB of GPU memory that each
-              communicator took from all ranks together (`mib`). `left out` is a pipeline of four stages whose inner
-              stages leave out the split for the tied weight: it must hang on NCCL
+              communicator took from all ranks together, with the 2 CTAs that this mode allows (`mib`). `left out` is a
+              pipeline of four stages whose inner stages leave out the split for the tied weight: it must hang on NCCL
     training  `bytescale train` of small models on the GPU; the losses against those of one CPU process
     faults    a run whose rank is killed, and one whose rank is stopped (SIGSTOP): seconds, and losses after the restart
 
@@ -245,7 +245,7 @@ def training(folder: Path, dry_run: bool) -> Iterator[Row]:
     """Train in each case, and compare the losses with those of one CPU process."""
     _write_text(folder)
     steps = 2 if dry_run else STEPS
-    with ThreadPoolExecutor(1 if dry_run else AT_ONCE) as pool:
+    with ThreadPoolExecutor(2 if dry_run else AT_ONCE) as pool:
         alone = {
             name: pool.submit(_train, folder / name, folder, steps, 1, name == "experts", keys, True)
             for name, keys in REFERENCES.items()
