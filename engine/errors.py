@@ -123,6 +123,10 @@ class PreflightError(BytescaleError):
     code = ExitCode.PREFLIGHT
 
 
+class HostError(PreflightError):
+    """A host is not as it must be. The message names it, whichever rank has found out."""
+
+
 class PlanError(BytescaleError):
     """A plan is invalid, or differs between ranks; this is a bug.
 

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+_SELECTED = dict[str, str]()  # by operation, in this process
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,16 @@ def select(what: str, candidates: Iterable[Candidate[T]], prefer: str | None = N
         if fault is None:
             reason = candidate.title if prefer is None else "requested"
             _LOG.info("%s: %s (%s)", what, candidate.name, reason)
+            _SELECTED[what] = candidate.name
             return Selected(candidate.name, reason, implementation, tuple(rejected))
         _LOG.warning("%s: %s is installed but broken, so it is not used: %s", what, candidate.name, fault)
         rejected.append(f"{candidate.name}: installed but broken: {fault}")
     raise ValueError(f"no {what}: {'; '.join(rejected) or f'{prefer!r} is not known'}")
+
+
+def selected() -> dict[str, str]:
+    """Return the name of the implementation of each operation that this process has selected so far."""
+    return dict(_SELECTED)
 
 
 def first_line(error: Exception) -> str:

@@ -22,6 +22,8 @@ from engine.control.protocol import Alive, Answer, Ask, Meet, ProtocolError, Red
 from engine.control.reduction import GATHER, MAX, Operation
 from engine.errors import ExitCode, PlanError
 
+_NOTHING = -(1 << 512)  # below any digest: of a part without ranks
+
 
 class Control:
     """A rank's link to its agent. All ranks must call the same collectives in the same order, each from one thread.
@@ -68,11 +70,13 @@ class Control:
                 0, f"rank {odd}'s plan differs from rank 0's (digest {digests[odd]}, expected {digests[0]})"
             )
 
-    def is_same(self, digest: str) -> bool:
-        """Return whether all ranks pass the same digest, in hexadecimal."""
-        number = int(digest, 16)
-        largest, negative_smallest = self._reduce(MAX, [number, -number])
-        return bool(largest == -negative_smallest)
+    def is_same(self, digest: str, part: int = 0, parts: int = 1) -> bool:
+        """Return whether all ranks pass the same digest, in hexadecimal; with `parts`, all ranks of the same `part`."""
+        values = [_NOTHING] * (2 * parts)
+        values[2 * part], values[2 * part + 1] = int(digest, 16), -int(digest, 16)
+        found = self._reduce(MAX, values)
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return all(largest == -negative_smallest or largest == _NOTHING for largest, negative_smallest in pairs)
 
     def meeting(self) -> Meet:
         """Wait for what the agent tells the first rank of each of several nodes. To be called once, by that rank."""

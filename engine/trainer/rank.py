@@ -21,11 +21,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from engine.config.devices import uses_gpus
 from engine.control import progress
 from engine.control.chaos import Chaos
 from engine.control.control import Control
 from engine.control.link import Link
-from engine.errors import BytescaleError, ExitCode, Problem, broken_gpu, memory_error, storage_error
+from engine.errors import BytescaleError, ExitCode, HostError, Problem, broken_gpu, memory_error, storage_error
 from engine.files import write_json
 from engine.run.cause import Cause
 from engine.run.folder import RunFolder
@@ -51,7 +52,10 @@ def main(arguments: list[str]) -> int:
         if os.environ["LOCAL_RANK"] == "0":
             _check_documents(folder, config, control.rank)  # before the imports, which take seconds
         with importing():
+            from engine.job import Job
             from engine.parallel.groups import close_listeners, join_groups
+            from engine.selection import selected
+            from engine.trainer.alike import card, check_alike, class_of, versions
             from engine.trainer.loop import Trainer
 
         progress.report("start")
@@ -59,8 +63,16 @@ def main(arguments: list[str]) -> int:
         if config.run.chaos:
             progress.allow_chaos(Chaos(folder.chaos, int(os.environ["RANK"])).reach)
         notice = Path(config.run.notice_file) if config.run.notice_file else None
+        # Before NCCL connects: other versions of it do not understand each other.
+        job, gpus = Job(config), uses_gpus(config)
+        check_alike(control, versions(gpus))
+        kind, kinds = class_of(job, control.rank)
+        if gpus:
+            check_alike(control, card(int(os.environ["LOCAL_RANK"])), kind, kinds)
         groups = join_groups(config, control)
         trainer = Trainer(folder, config, groups, config.run.weights if checkpoint is None else None)
+        stage = groups.mesh.place(groups.rank).pp
+        check_alike(control, selected(), stage * kinds + kind, groups.mesh.pp * kinds)
         if checkpoint is not None:
             trainer.verify(checkpoint)
         trainer.begin(checkpoint)
@@ -155,7 +167,7 @@ def explain(error: BaseException) -> Cause:
     """Return why a rank fails that raises an error, in one sentence."""
     known = error if isinstance(error, BytescaleError) else storage_error(error) or memory_error(error)
     if known is not None:
-        return Cause(known.code, known.problems[0])
+        return Cause(known.code, known.problems[0], whole=isinstance(known, HostError))
     if any(sign in str(error) for sign in ("PytorchStreamWriter", "inline_container")):  # torch.save hides the OSError
         return Cause(ExitCode.STORAGE, Problem("storage failed while a checkpoint was written"))
     rank, gpu = os.environ.get("RANK", "0"), os.environ.get("LOCAL_RANK", "0")
