@@ -30,7 +30,7 @@ from engine.offload.pinned import allocate
 from engine.zero.buckets import Bucket, divide
 from engine.zero.transfers import gather, reduce_scatter
 
-_SQUARED = 1 << 18  # elements whose squares are summed at once on a CPU, which copies them to float64
+_SQUARED = 1 << 16  # elements whose squares are summed at once on a CPU, which copies them to float64
 _EPSILON = 1e-6  # is added to a norm by which gradients are divided, as in DeepSpeed
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 # PyTorch 2.13 renamed them.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_PIECE = 1 << 18  # elements of a part that ranks on CPUs exchange at once
+_PIECE = 1 << 16  # elements of a part that ranks on CPUs exchange at once
 
 
 def shard_of(flat: Tensor, rank: int, ranks: int) -> Tensor:
