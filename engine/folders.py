@@ -32,7 +32,6 @@ from typing import Any
 from engine.files import sync
 
 MARK = ".draft"
-_PARTS = ".parts"  # beside the content of a draft that several processes write: what each has written
 _NAME = re.compile(r"\.(?:writing|removing)-(.+)\.[0-9a-f]{16}")
 _OPENED = re.compile(r"/proc/self/fd/(\d+)(.*)", re.DOTALL)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -208,13 +207,6 @@ class Draft:
                 os.mkdir(self.name, dir_fd=self._outer)
             self._content = os.open(self.name, _FOLDER | os.O_NOFOLLOW, dir_fd=self._outer)
         return inside(self._content)
-
-    @property
-    def parts(self) -> Path:
-        """A folder beside the content, which is not published; it is created."""
-        with suppress(FileExistsError):
-            os.mkdir(_PARTS, dir_fd=self._outer)
-        return inside(self._outer) / _PARTS
 
     def take(self, name: str) -> None:
         """Move an entry of the folder around the draft into it: a folder to remove. Raises OSError."""

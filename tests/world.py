@@ -79,6 +79,11 @@ def control() -> Control:
     return Control(int(os.environ["RANK"]), Link.to_agent())
 
 
+def collecting(prefix: object) -> Callable[[str, Any], list[Any]]:
+    """`Control.collect` of this rank for one of several checkpoints of the same step."""
+    return lambda name, value: control().collect(f"{prefix} {name}", value)
+
+
 def _collect(receivers: list[Connection], links: list[Link], timeout_s: float) -> list[Any]:
     results: dict[int, Any] = {}
     deadline, branch, listening = time.monotonic() + timeout_s, Branch(len(links)), [*links]

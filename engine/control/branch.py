@@ -13,7 +13,7 @@ from typing import Any
 from engine.control.keys import Keys
 from engine.control.link import Link
 from engine.control.protocol import Answer, Ask, Message, Reduce, Result, line_of
-from engine.control.reduction import Operation, Reduction
+from engine.control.reduction import COLLECT, Operation, Reduction
 from engine.control.sockets import Listener
 
 
@@ -58,6 +58,8 @@ class Branch:
                     self._answer(whole)
                 else:
                     self._send([self._parent], Reduce(whole))
+                    if whole.kind == COLLECT:  # no result comes back
+                        self._reduction.answered(whole.name)
             case Ask(ticket, question, arguments):
                 if self._parent is None:
                     for asker, theirs, answer in self._keys.ask(member, ticket, question, *arguments):
@@ -126,7 +128,10 @@ class Branch:
                     self._send([asker], Answer(theirs, value))
 
     def _answer(self, operation: Operation) -> None:
-        self._send(self._reduction.answered(operation.name), Result(operation))
+        members = self._reduction.answered(operation.name)
+        if operation.kind == COLLECT:
+            members.difference_update(self._agents)
+        self._send(members, Result(operation))
 
     def _send(self, links: Iterable[Link], message: Message | None = None) -> None:
         """Send a message to each link; without a message, buffered data."""

@@ -19,7 +19,7 @@ from typing import Any
 from engine.control.clock import AwakeClock
 from engine.control.link import BEAT_S, SILENCE_S, Link
 from engine.control.protocol import Alive, Answer, Ask, Meet, ProtocolError, Reduce, Result, Stop
-from engine.control.reduction import GATHER, MAX, Operation
+from engine.control.reduction import COLLECT, GATHER, MAX, Operation
 from engine.errors import ExitCode, PlanError
 
 _NOTHING = -(1 << 512)  # below any digest: of a part without ranks
@@ -42,6 +42,7 @@ class Control:
         self._stop = stop
         self._calls = 0
         self._results = SimpleQueue[Operation]()
+        self._collected = dict[str, SimpleQueue[Operation]]()  # of rank 0, by the name of a collection
         self._tickets = itertools.count()  # of questions about keys
         self._answers = dict[int, SimpleQueue[Any]]()
         self._meetings = SimpleQueue[Meet]()
@@ -59,6 +60,23 @@ class Control:
         errors, not for every step.
         """
         found = self._reduce(GATHER, {} if value is None else {str(self.rank): value})
+        return [found[rank] for rank in sorted(found, key=int)]
+
+    def collect(self, name: str, value: Any) -> list[Any]:
+        """Return the values of all ranks to rank 0, in rank order, which waits for them; to others nothing, at once.
+
+        Any thread may call it, beside the collectives of another one: `name` tells them apart. All ranks use it once.
+        Values must be JSON.
+        """
+        if self.agent is None:
+            return [value]
+        answer = SimpleQueue[Operation]()
+        if self.rank == 0:
+            self._collected[name] = answer
+        self.agent.send(Reduce(Operation(name, COLLECT, {str(self.rank): value})))
+        if self.rank:
+            return []
+        found = answer.get().value
         return [found[rank] for rank in sorted(found, key=int)]
 
     def check_same(self, digest: str) -> None:
@@ -128,6 +146,9 @@ class Control:
                         heard = now
                     case Stop():
                         self._stop()
+                    case Result(operation) if operation.kind == COLLECT:
+                        if (waits := self._collected.pop(operation.name, None)) is not None:
+                            waits.put(operation)
                     case Result(operation):
                         self._results.put(operation)
                     case Meet():

@@ -9,7 +9,7 @@ r"""Combines values at one node of the tree of agents. Does no I/O: `Branch` (en
          ranks       ranks             ranks       ranks
 ```
 Each node sends one message to its parent and one to each member, so what it handles does not grow with the number of
-ranks, except that GATHER passes all values on.
+ranks, except that GATHER and COLLECT pass all values on. The result of COLLECT is for the ranks of the first agent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 Member = TypeVar("Member", bound=Hashable)
 
 FAN_OUT = 16  # child agents of an agent
-MAX, GATHER = "max", "gather"
+MAX, GATHER, COLLECT = "max", "gather", "collect"
 MIXED = "mixed"  # what comes of different kinds: ranks have called different collectives
 
 
@@ -42,15 +42,15 @@ def children(node: int, nodes: int) -> range:
 def combine(one: Operation, other: Operation) -> Operation:
     """Combine two operations of the same name. The order and grouping of several do not matter.
 
-    MAX takes the maxima of two lists of numbers; NaN is larger than any number. GATHER merges objects, whose names are
-    ranks. Operations of different kinds give the list of the kinds.
+    MAX takes the maxima of two lists of numbers; NaN is larger than any number. GATHER and COLLECT merge objects, whose
+    names are ranks. Operations of different kinds give the list of the kinds.
     """
     if one.kind == other.kind == MAX:
         # The list may be shorter on some ranks, if they have called different collectives: see Control.
         pairs = zip(one.value, other.value, strict=False)
         return Operation(one.name, MAX, [a if a >= b or math.isnan(a) else b for a, b in pairs])
-    if one.kind == other.kind == GATHER:
-        return Operation(one.name, GATHER, one.value | other.value)
+    if one.kind == other.kind and one.kind in (GATHER, COLLECT):
+        return Operation(one.name, one.kind, one.value | other.value)
     return Operation(one.name, MIXED, sorted({*_kinds(one), *_kinds(other)}))
 
 

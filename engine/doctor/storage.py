@@ -11,6 +11,7 @@ from pathlib import Path
 
 from engine.config.schema import Config
 from engine.config.units import format_bytes
+from engine.control.control import Control
 from engine.cost.sizes import element_bytes, optimizer_tensors, parameters
 from engine.doctor.check import Check, failed, ok, warning
 from engine.errors import CheckpointError
@@ -132,4 +133,4 @@ def _write(folder: Path, step: int) -> Path:
         (draft / "tensors").write_bytes(os.urandom(4096))
         return ["tensors"]
 
-    return checkpoints.write(folder, state, 0, save, random_name())
+    return checkpoints.write(folder, state, 0, save, random_name(), Control(0).collect)

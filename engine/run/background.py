@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from engine.run.checkpoints import TrainState, write
+from engine.run.checkpoints import Collect, TrainState, write
 
 
 class BackgroundWriter:
@@ -16,9 +16,9 @@ class BackgroundWriter:
     another order on each rank.
     """
 
-    def __init__(self, checkpoints: Path, rank: int, token: str) -> None:
-        """`token` is that of `write`."""
-        self._checkpoints, self._rank, self._token = checkpoints, rank, token
+    def __init__(self, checkpoints: Path, rank: int, token: str, collect: Collect) -> None:
+        """`token` and `collect` are those of `write`."""
+        self._checkpoints, self._rank, self._token, self._collect = checkpoints, rank, token, collect
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -33,7 +33,7 @@ class BackgroundWriter:
 
         def work() -> None:
             try:
-                written = write(self._checkpoints, state, self._rank, save_tensors, self._token)
+                written = write(self._checkpoints, state, self._rank, save_tensors, self._token, self._collect)
                 if self._rank == 0:
                     then(written)
             except BaseException as error:  # raised in the main thread, by `check`

@@ -5,10 +5,12 @@ overwrites a checkpoint leaves half of it. Therefore a checkpoint is written und
 hashes, and renamed when every byte is on disk. All hashes are checked before it is used. Does not import torch: the
 launcher checks them before any rank starts.
 
-The manifest has two lines of JSON: its content, and the BLAKE2b hash of the first line. Without this hash, a flipped
+manifest.json has two lines of JSON: its content, and the BLAKE2b hash of the first line. Without this hash, a flipped
 bit in the manifest changed where the run resumed, or rejected it for a wrong reason. Files are hashed in blocks, so
-that several processes can share the work of a large file. Manifests of older versions have one line, and one hash per
-file.
+that several processes can share the work of a large file. files.jsonl has the sizes and hashes: each line, a page, is
+an object of at most 64 files, and its own hash is in manifest.json. So among thousands of ranks, each of which hashes
+a share, a rank reads a page or two. In older versions manifest.json has them itself; in the first ones it has one line,
+and one hash per file.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from engine.config.units import counted, format_bytes
 from engine.control import progress
@@ -31,15 +34,19 @@ from engine.errors import CheckpointError, StorageError, storage_error
 from engine.files import sync, write_durably
 from engine.folders import Draft, opened, remove_folder
 from engine.format_number import format_number
-from engine.readers import LARGE, parse_line, read_bytes, read_object
+from engine.readers import LARGE, parse_line, read_bytes
 
-FORMAT = 2  # of the manifest; those of the first versions have no number. In 1, the cursor has no number of its order
-MANIFEST = "manifest.json"
+# Of the manifest; those of the first versions have no number. In 1, the cursor has no number of its order. Up to 2,
+# manifest.json has the sizes and hashes of the files.
+FORMAT = 3
+MANIFEST, FILES = "manifest.json", "files.jsonl"
 PREFIX = "step-"
 BLOCK = 64 << 20  # bytes per hash
+_PAGE = 64  # files of a page
 DAMAGED = "checkpoint is damaged: "
-_POLL_S = 0.05
 _log = logging.getLogger(__name__)
+Facts = tuple[int, Sequence[str]]  # of a file: its size and the hashes of its blocks
+Collect = Callable[[str, Any], Sequence[Any]]  # `Control.collect`
 _TORCH = "PytorchStreamWriter", "inline_container"  # in errors of torch.save, which hides the OSError
 START_OVER = "`train --resume never` starts again from step 1 and keeps the old run in a folder next to it"
 
@@ -119,49 +126,41 @@ def newest_first(checkpoints: Path) -> list[Path]:
 
 
 def write(
-    checkpoints: Path, state: TrainState, rank: int, save_tensors: Callable[[Path], Iterable[str]], token: str
+    checkpoints: Path,
+    state: TrainState,
+    rank: int,
+    save_tensors: Callable[[Path], Iterable[str]],
+    token: str,
+    collect: Collect,
 ) -> Path:
     """Write this rank's part of a checkpoint. Rank 0 waits for the parts of all ranks, and publishes the checkpoint.
 
-    All ranks must call it, on a shared file system. It calls no collective, so it may run in a thread during a training
-    step. `save_tensors(folder)` writes the files of this rank; it yields their paths in the folder, each before the
-    file is written, or returns all. `token`, from `folders.random_name`, is the same on all ranks, and another one at
-    each start: it names the draft. Returns the checkpoint's folder, which exists when rank 0 returns. Raises
-    StorageError if the disk is full or fails; then the files of this rank are removed, or there would be no space to
-    report it.
+    All ranks must call it, on a shared file system. It may run in a thread during a training step: it calls no
+    collective, and `collect`, with which rank 0 gets the hashes of all files, needs no order among them.
+    `save_tensors(folder)` writes the files of this rank; it yields their paths in the folder, each before the file is
+    written, or returns all. `token`, from `folders.random_name`, is the same on all ranks, and another one at each
+    start: it names the draft. Returns the checkpoint's folder, which exists when rank 0 returns. Raises StorageError if
+    the disk is full or fails; then the files of this rank are removed, or there would be no space to report it.
     """
     name, files = folder_name(state.step), list[str]()
     with _shared_draft(checkpoints, name, token, files) as draft:
-        folder, parts = draft.path, draft.parts
+        folder = draft.path
         for file in save_tensors(folder):
             files.append(file)
         progress.reach("write")
         # Synced before the manifest exists: it must not describe bytes that a power loss can undo.
-        facts = {}
+        facts = dict[str, Facts]()
         for file in files:
             sync(folder / file)
             size = _size(folder / file)
             facts[file] = size, [_hash(folder / file, start, BLOCK) for start in range(0, size, BLOCK)]
-        written = parts / f".{rank}"
-        written.write_text(json.dumps(facts))
-        written.replace(parts / str(rank))  # appears complete, at once; rank 0 may remove the folder from here on
-        # Ranks exchange files instead of messages, because this may run in a thread during a training step.
+        for of_rank in collect(name, facts):  # rank 0 may publish the folder from here on
+            facts |= of_rank
         if rank == 0:
-            for other in range(1, state.ranks):
-                facts |= _wait_for(parts / str(other))
             _write_manifest(folder, state, facts)
             progress.reach("rename")
             draft.publish()
     return checkpoints / name
-
-
-def _wait_for(part: Path) -> dict[str, Any]:
-    """Read the file of another rank as soon as it exists. A rank that fails ends the run and this process."""
-    while True:
-        try:
-            return read_object(part, LARGE, CheckpointError)
-        except FileNotFoundError:
-            time.sleep(_POLL_S)
 
 
 @dataclass(frozen=True)
@@ -215,6 +214,33 @@ def set_aside(folder: Path) -> Path:
     return folder.rename(folder.with_name(f"abandoned-{folder.name}-{time.time_ns()}"))
 
 
+class _Page(NamedTuple):
+    """A line of FILES."""
+
+    blocks: int  # hashes in it
+    length: int  # bytes
+    hash: str
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The content of manifest.json."""
+
+    state: TrainState
+    block: int | None  # bytes per hash; None in older manifests, which have one hash per file
+    pages: Sequence[_Page]
+    files: Mapping[str, tuple[int | None, Sequence[str]]] | None  # in older manifests, the only page
+
+    def page(self, number: int, content: bytes, folder: Path) -> Mapping[str, tuple[int | None, Sequence[str]]]:
+        """Return sizes and hashes of the files of a page, of which FILES has `content`. Raises CheckpointError."""
+        with _reports_damage(folder, FILES):
+            if len(content) != self.pages[number].length or _short_hash(content) != self.pages[number].hash:
+                raise _damage(folder, f"{FILES} does not match its hash")
+            return {
+                _inside(name, folder, FILES): (size, hashes) for name, (size, hashes) in parse_line(content).items()
+            }
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The state of a checkpoint, and the size and hashes of each of its files."""
@@ -248,25 +274,36 @@ def check_sizes(folder: Path) -> None:
 
 
 def check_hashes(folder: Path, part: int = 0, parts: int = 1) -> None:
-    """Compare the blocks of all files with their hashes, or one of `parts` shares of the blocks, of about equal bytes.
+    """Compare the blocks of all files with their hashes, or one of `parts` shares of the blocks.
 
     Raises CheckpointError that names the first damaged file of this part.
     """
-    manifest = read_manifest(folder)
-    blocks: list[tuple[str, int, int, str]] = []  # file, offset, bytes, hash
-    with _reports_damage(folder):
-        for name, hashes in manifest.files.items():
-            length = manifest.block or _size(folder / name)
-            blocks += [(name, index * length, length, digest) for index, digest in enumerate(hashes)]
-    # A block belongs to the part in which it begins, counted in bytes, so that all parts take about as long.
-    total, before = sum(length for _, _, length, _ in blocks), 0
-    for name, start, length, digest in blocks:
-        mine = before * parts // max(1, total) == part
-        before += length
-        if mine:
-            with _reports_damage(folder, name):
-                if _hash(folder / name, start, length) != digest:
-                    raise _damage(folder, f"{name} does not match its hash")
+    head = _read_head(folder)
+    total = sum(page.blocks for page in head.pages)
+    # Blocks first .. stop - 1 of all are this part.
+    first, stop = (-(-total * at // parts) for at in (part, part + 1))
+    before, offset = 0, 0
+    for number, page in enumerate(head.pages):
+        if max(first, before) < min(stop, before + page.blocks):
+            blocks: list[tuple[str, int, str]] = []  # file, number of the block in it, hash
+            for name, (_, hashes) in _read_page(folder, head, number, offset).items():
+                blocks += [(name, index, digest) for index, digest in enumerate(hashes)]
+            for name, index, digest in blocks[max(0, first - before) : stop - before]:
+                with _reports_damage(folder, name):
+                    length = head.block or _size(folder / name)
+                    if _hash(folder / name, index * length, length) != digest:
+                        raise _damage(folder, f"{name} does not match its hash")
+        before, offset = before + page.blocks, offset + page.length
+
+
+def _read_page(folder: Path, head: _Head, number: int, offset: int) -> Mapping[str, tuple[int | None, Sequence[str]]]:
+    """Read a page, which is at a byte of FILES. Raises CheckpointError if it is damaged."""
+    if head.files is not None:
+        return head.files
+    with _reports_damage(folder, FILES), (folder / FILES).open("rb") as file:
+        file.seek(offset)
+        content = file.read(head.pages[number].length)
+    return head.page(number, content, folder)
 
 
 def read_state(folder: Path) -> TrainState:
@@ -274,24 +311,47 @@ def read_state(folder: Path) -> TrainState:
 
     Raises CheckpointError if the checkpoint or its manifest cannot be read.
     """
-    return read_manifest(folder).state
+    return _read_head(folder).state
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of a checkpoint. Raises CheckpointError if it is missing or damaged."""
+    return _whole(_read_head(folder), folder, lambda: read_bytes(folder / FILES, LARGE, CheckpointError))
+
+
+def _read_head(folder: Path) -> _Head:
     if not folder.is_dir():
         hint = "`bytescale ckpt list RUN` shows the checkpoints of a run"
         raise CheckpointError("no such checkpoint", key=str(folder), hint=hint)
     with _reports_damage(folder):
         content = read_bytes(folder / MANIFEST, LARGE, CheckpointError)
-    return parse_manifest(content, folder)
+    return _parse_head(content, folder)
 
 
-def parse_manifest(content: bytes, folder: Path) -> Manifest:
-    """Check the content of a manifest, of the checkpoint `folder`.
+def parse_manifest(content: bytes, folder: Path, read_files: Callable[[], bytes]) -> Manifest:
+    """Check the content of manifest.json, and of files.jsonl, of the checkpoint `folder`.
 
-    Raises CheckpointError if it is damaged, UnknownFormatError if a newer version wrote it.
+    Raises CheckpointError if one is damaged, UnknownFormatError if a newer version wrote it.
     """
+    return _whole(_parse_head(content, folder), folder, read_files)
+
+
+def _whole(head: _Head, folder: Path, read_files: Callable[[], bytes]) -> Manifest:
+    """Join all pages."""
+    files = dict[str, tuple[int | None, Sequence[str]]](head.files or {})
+    if head.files is None:
+        with _reports_damage(folder, FILES):
+            content = read_files()
+        if len(content) != sum(page.length for page in head.pages):
+            raise _damage(folder, f"{FILES} does not match its hash")
+        ends = accumulate(page.length for page in head.pages)
+        for number, (page, end) in enumerate(zip(head.pages, ends, strict=True)):
+            files |= head.page(number, content[end - page.length : end], folder)
+    sizes = {name: size for name, (size, _) in files.items() if size is not None}
+    return Manifest(head.state, head.block, {name: hashes for name, (_, hashes) in files.items()}, sizes)
+
+
+def _parse_head(content: bytes, folder: Path) -> _Head:
     with _reports_damage(folder):
         first, _, second = content.partition(b"\n")
         if second and second != _seal(first):
@@ -301,15 +361,26 @@ def parse_manifest(content: bytes, folder: Path) -> Manifest:
         if not second and "block" in values:
             raise _damage(folder, f"{MANIFEST} is cut short")
         format_number(values, FORMAT, str(folder), UnknownFormatError)
-        block, files = values.get("block"), values["files"]
-        if block is None:
-            files = {name: [digest] for name, digest in files.items()}
-        if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
-            raise _damage(folder, f"{MANIFEST} names files outside of the checkpoint")
-        manifest = Manifest(_state(values["state"]), block, files, values.get("sizes", {}))
-        if folder.name.startswith(PREFIX) and folder.name != folder_name(manifest.state.step):
-            raise _damage(folder, f"{MANIFEST} is that of step {manifest.state.step}")
-    return manifest
+        block, found = values.get("block"), None
+        if "pages" in values:
+            pages = [_Page(*page) for page in values["pages"]]
+        else:
+            files, sizes = values["files"], values.get("sizes", {})
+            if block is None:
+                files = {name: [digest] for name, digest in files.items()}
+            found = {_inside(name, folder): (sizes.get(name), hashes) for name, hashes in files.items()}
+            pages = [_Page(sum(map(len, files.values())), 0, "")]
+        head = _Head(_state(values["state"]), block, pages, found)
+        if folder.name.startswith(PREFIX) and folder.name != folder_name(head.state.step):
+            raise _damage(folder, f"{MANIFEST} is that of step {head.state.step}")
+    return head
+
+
+def _inside(name: str, folder: Path, said: str = MANIFEST) -> str:
+    """Return the path of a file, as `said` there. Raises CheckpointError if it is not inside of the checkpoint."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise _damage(folder, f"{said} names files outside of the checkpoint")
+    return name
 
 
 def _state(values: dict[str, Any]) -> TrainState:
@@ -324,17 +395,28 @@ def _state(values: dict[str, Any]) -> TrainState:
     return state
 
 
-def _write_manifest(folder: Path, state: TrainState, files: Mapping[str, tuple[int, Sequence[str]]]) -> None:
-    """Write the manifest durably. `files` has the size and the hashes of the blocks of each file, by name."""
-    hashes, sizes = ({name: facts[index] for name, facts in files.items()} for index in (1, 0))
-    values = {"format": FORMAT, "block": BLOCK, "state": asdict(state), "files": hashes, "sizes": sizes}
+def _write_manifest(folder: Path, state: TrainState, facts: Mapping[str, Facts]) -> None:
+    """Write the manifest durably. `facts` are those of each file, by name."""
+    names = sorted(facts)
+    pages = [{name: facts[name] for name in names[at : at + _PAGE]} for at in range(0, len(names), _PAGE)]
+    lines = [json.dumps(page).encode() + b"\n" for page in pages]
+    write_durably(folder / FILES, b"".join(lines))
+    of_pages = [
+        _Page(sum(len(hashes) for _, hashes in page.values()), len(line), _short_hash(line))
+        for page, line in zip(pages, lines, strict=True)
+    ]
+    values = {"format": FORMAT, "block": BLOCK, "state": asdict(state), "pages": of_pages}
     first = json.dumps(values).encode()
     write_durably(folder / MANIFEST, first + b"\n" + _seal(first))
 
 
 def _seal(line: bytes) -> bytes:
     """Return the second line of a manifest: the hash of the first."""
-    return json.dumps({"blake2b": hashlib.blake2b(line, digest_size=16).hexdigest()}).encode() + b"\n"
+    return json.dumps({"blake2b": _short_hash(line)}).encode() + b"\n"
+
+
+def _short_hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from engine.folders import drafting, entered, inside, opened, opened_file, remov
 from engine.readers import LARGE, read_bytes
 from engine.run.checkpoints import (
     DAMAGED,
+    FILES,
     MANIFEST,
     START_OVER,
     Manifest,
@@ -87,7 +89,8 @@ class Remote:
     def manifest(self, name: str) -> Manifest:
         """Read and check the manifest of a checkpoint. Raises CheckpointError that names the damage."""
         with self._named(name):
-            return parse_manifest(self._system.cat_file(self._path(name, MANIFEST)), Path(name))
+            content = self._system.cat_file(self._path(name, MANIFEST))
+            return parse_manifest(content, Path(name), partial(self._content_of_files, name))
 
     def upload(self, folder: Path) -> None:
         """Copy a local checkpoint, if the remote folder does not have it yet."""
@@ -96,7 +99,7 @@ class Remote:
         if self._system.exists(manifest) and self._system.cat_file(manifest) == content:
             return
         with opened(folder, follow_links=False) as here, self._target(name) as target:
-            for file in read_manifest(folder).files:
+            for file in (*read_manifest(folder).files, *([FILES] if (folder / FILES).exists() else [])):
                 place = f"{target}/{file}"
                 self._system.makedirs(place.rpartition("/")[0], exist_ok=True)
                 with opened_file(here, file) as source:
@@ -131,7 +134,8 @@ class Remote:
             self._named(name),
         ):
             write_durably(draft.path / MANIFEST, content)
-            for file in parse_manifest(content, final).files:
+            found = parse_manifest(content, final, partial(self._content_of_files, name))
+            for file in (*found.files, *([FILES] if self._system.exists(self._path(name, FILES)) else [])):
                 (draft.path / file).parent.mkdir(parents=True, exist_ok=True)
                 self._system.get_file(self._file(name, file), str(draft.path / file))
                 sync(draft.path / file)
@@ -202,6 +206,11 @@ class Remote:
                 with opened(self._local) as around, entered(around, name) as folder:
                     os.rename(MANIFEST, _ABANDONED, src_dir_fd=folder, dst_dir_fd=folder)
         return later
+
+    def _content_of_files(self, name: str) -> bytes:
+        """Read files.jsonl, which manifests of older versions do not have. Raises CheckpointError if it is missing."""
+        content: bytes = self._system.cat_file(self._file(name, FILES))
+        return content
 
     def _file(self, name: str, file: str) -> str:
         """The path of a file that the manifest names. Raises CheckpointError if it is missing."""

@@ -74,7 +74,8 @@ class Trainer:
         self.model, self.engine, self.context = build(job, groups, weights)
         self.context.comm.meet(peers_of(groups.hdp_rank, self.settings), groups.device)
         (token,) = self.control.gather(random_name() if groups.rank == 0 else None)
-        self.writer, self.journal = BackgroundWriter(folder.checkpoints, groups.rank, token), Journal()
+        self.writer = BackgroundWriter(folder.checkpoints, groups.rank, token, self.control.collect)
+        self.journal = Journal()
         self.fingerprints, self.tokenizer = read_fingerprints(folder), tokenizer_facts(config.data)
         open_runtime, first = RUNTIMES[config.data.runtime], groups.local_rank == 0
         self.data = open_runtime(folder, job, self.control, inherited(NODE_SOCKETS), first)

@@ -14,7 +14,7 @@ import pytest
 from engine.control.branch import Branch
 from engine.control.link import Link
 from engine.control.protocol import At, Message, Reduce, Result
-from engine.control.reduction import GATHER, MAX, Operation
+from engine.control.reduction import COLLECT, GATHER, MAX, Operation
 from engine.control.sockets import Listener, connect
 
 SECRET = b"of this run"
@@ -95,6 +95,24 @@ def test_values_go_up_and_the_result_comes_down(made: ExitStack) -> None:
             rank.send(At(1, "plan", 0))
             rank.send(Reduce(Operation(kind, kind, value)))
         assert [until(agents, rank) for rank in ranks] == [Result(Operation(kind, kind, expected))] * 8
+
+
+def test_what_is_collected_goes_to_the_ranks_of_the_first_agent_alone(made: ExitStack) -> None:
+    """Beside collectives that are open. Nothing of it stays in other agents, which get no result."""
+    agents = tree(made)
+    ranks = [rank for agent in agents for rank in agent.ranks]
+    parts = [Reduce(Operation("step", COLLECT, {str(number): number})) for number in range(8)]
+    for rank, part in zip(ranks[1:], parts[1:], strict=True):
+        rank.send(part)
+    for number, rank in enumerate(ranks):
+        rank.send(Reduce(Operation("it", MAX, [number])))
+    assert [until(agents, rank) for rank in ranks] == [Result(Operation("it", MAX, [7]))] * 8
+    ranks[0].send(parts[0])
+    whole = Result(Operation("step", COLLECT, {str(rank): rank for rank in range(8)}))
+    assert [until(agents, rank) for rank in ranks[:2]] == [whole] * 2
+    assert not any(agent.branch._reduction._open for agent in agents)
+    with pytest.raises(AssertionError, match="no answer"):
+        until(agents, ranks[7], 0.1)
 
 
 def test_a_listener_closes_when_all_children_have_connected(made: ExitStack) -> None:

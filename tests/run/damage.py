@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from threading import Condition
 from typing import Any
 
 from engine.config.schema import Model
 from engine.data.steps import Cursor
 from engine.data.walk import Place
-from engine.run.checkpoints import TrainState, _seal, write
+from engine.run.checkpoints import FILES, TrainState, _seal, _short_hash, write
 
 FINGERPRINTS = {"data": "f"} | {f"source-{number}": "0123456789abcdef" * 2 for number in range(10)}
 TOKEN = "0123456789abcdef"  # of the drafts of all ranks
@@ -22,6 +24,31 @@ def state(step: int, ranks: int = 1) -> TrainState:
     return TrainState(step, cursor, ranks, fingerprints=FINGERPRINTS, must_match=VALUES)
 
 
+class Together:
+    """`Control.collect` of ranks that are threads of this process, or are called one after the other, rank 0 last."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.changed, self.found = Condition(), defaultdict[str, dict[int, Any]](dict)
+
+    def of(self, rank: int) -> Callable[[str, Any], list[Any]]:
+        def collect(name: str, value: Any) -> list[Any]:
+            with self.changed:
+                self.found[name][rank] = value
+                self.changed.notify_all()
+                if rank:
+                    return []
+                self.changed.wait_for(lambda: len(self.found[name]) == self.ranks)
+                return [value for _, value in sorted(self.found.pop(name).items())]
+
+        return collect
+
+
+def alone(name: str, value: Any) -> list[Any]:
+    """`Control.collect` of a single rank."""
+    return [value]
+
+
 def write_all(checkpoints: Path, state: TrainState, *names: str) -> Path:
     """Write a checkpoint as all of its ranks, of which rank 0 has files of these names."""
 
@@ -30,9 +57,10 @@ def write_all(checkpoints: Path, state: TrainState, *names: str) -> Path:
             (folder / name).write_bytes(b"abc")
         return list(names)
 
+    together = Together(state.ranks)
     for rank in range(state.ranks - 1, 0, -1):
-        write(checkpoints, state, rank, lambda folder: [], TOKEN)
-    return write(checkpoints, state, 0, tensors, TOKEN)
+        write(checkpoints, state, rank, lambda folder: [], TOKEN, together.of(rank))
+    return write(checkpoints, state, 0, tensors, TOKEN, together.of(0))
 
 
 def save(checkpoints: Path, step: int) -> Path:
@@ -42,7 +70,7 @@ def save(checkpoints: Path, step: int) -> Path:
         (folder / "zero" / "b.pt").write_bytes(bytes([step]) * 10)
         return ["zero/a.pt", "zero/b.pt"]
 
-    return write(checkpoints, state(step), 0, tensors, TOKEN)
+    return write(checkpoints, state(step), 0, tensors, TOKEN, alone)
 
 
 def flip(folder: Path) -> None:
@@ -74,10 +102,22 @@ def scramble(folder: Path) -> None:
 def make_older(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Replace the manifest by one of the version without a hash of its own, and `change` its content."""
     values = json.loads((folder / "manifest.json").read_text().splitlines()[0])
-    del values["block"]
-    values["files"] = {name: hashes[0] for name, hashes in values["files"].items()}
+    del values["block"], values["pages"]
+    (page,) = (folder / FILES).read_text().splitlines()
+    (folder / FILES).unlink()
+    values["files"] = {name: hashes[0] for name, (_, hashes) in json.loads(page).items()}
+    values["sizes"] = {name: size for name, (size, _) in json.loads(page).items()}
     change(values)
     (folder / "manifest.json").write_text(json.dumps(values) + "\n")
+
+
+def named(line: bytes, manifest: bytes, name: str) -> tuple[bytes, bytes]:
+    """Return the only line of files.jsonl and the manifest of a checkpoint whose file zero/a.pt has another `name`."""
+    line = line.replace(b"zero/a.pt", name.encode())
+    values = json.loads(manifest.splitlines()[0])
+    ((blocks, _, _),) = values["pages"]
+    first = json.dumps(values | {"pages": [[blocks, len(line), _short_hash(line)]]}).encode()
+    return line, first + b"\n" + _seal(first)
 
 
 def renumber(folder: Path, number: object) -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.run.checkpoints import MANIFEST, newest_first, read
+from engine.run.checkpoints import FILES, MANIFEST, newest_first, read
 from engine.run.saved import choose
 
 
@@ -40,7 +40,7 @@ def others(content: bytes, draw: random.Random) -> Iterator[tuple[str, bytes]]:
 def main(run: Path) -> int:
     """Print how many damages of each kind were tried and, of them, silent or told falsely. Returns the exit code."""
     newest, older = newest_first(run / "checkpoints")[:2]
-    names, draw = [MANIFEST, *(str(path.relative_to(newest)) for path in newest.rglob("*.pt"))], random.Random(0)
+    names, draw = [MANIFEST, FILES, *(str(path.relative_to(newest)) for path in newest.rglob("*.pt"))], random.Random(0)
     tried, wrong = Counter[str](), Counter[str]()
 
     def judge(kind: str, name: str, hashes: bool) -> None:
@@ -53,7 +53,7 @@ def main(run: Path) -> int:
         path = newest / name
         content = path.read_bytes()
         try:
-            if name == MANIFEST:
+            if name in (MANIFEST, FILES):
                 for damaged in bits(content):
                     path.write_bytes(damaged)
                     judge("single bits of the manifest", name, hashes=False)

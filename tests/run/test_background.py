@@ -10,7 +10,7 @@ import pytest
 from engine.folders import remove_ruins
 from engine.run.background import BackgroundWriter
 from engine.run.checkpoints import folder_name, newest_first, read
-from tests.run.damage import TOKEN, state
+from tests.run.damage import TOKEN, Together, alone, state
 
 
 def none(folder: Path) -> list[str]:
@@ -22,8 +22,8 @@ def ignore(written: Path) -> None:
 
 
 def test_two_ranks_write_one_checkpoint_while_their_main_threads_go_on(tmp_path: Path) -> None:
-    go, published = threading.Event(), list[Path]()
-    writers = [BackgroundWriter(tmp_path, rank, TOKEN) for rank in range(2)]
+    go, published, together = threading.Event(), list[Path](), Together(2)
+    writers = [BackgroundWriter(tmp_path, rank, TOKEN, together.of(rank)) for rank in range(2)]
 
     for step in (1, 2):
         go.clear()
@@ -41,14 +41,19 @@ def test_two_ranks_write_one_checkpoint_while_their_main_threads_go_on(tmp_path:
             writer.wait()
         assert published[-1] == tmp_path / folder_name(step)
         assert read(published[-1]) == state(step, 2)
-        assert sorted(path.name for path in published[-1].iterdir()) == ["manifest.json", "rank0.pt", "rank1.pt"]
+        assert sorted(path.name for path in published[-1].iterdir()) == [
+            "files.jsonl",
+            "manifest.json",
+            "rank0.pt",
+            "rank1.pt",
+        ]
     assert published == [tmp_path / folder_name(step) for step in (1, 2)], "once, by rank 0"
     assert sorted(tmp_path.iterdir()) == sorted(published), "what the ranks exchanged is gone"
 
 
 def test_a_checkpoint_that_is_due_waits_until_the_last_one_is_written(tmp_path: Path) -> None:
     """Its states would replace those in the copy, which are still being written."""
-    writer, go, order = BackgroundWriter(tmp_path, 0, TOKEN), threading.Event(), list[str]()
+    writer, go, order = BackgroundWriter(tmp_path, 0, TOKEN, alone), threading.Event(), list[str]()
 
     def slow(folder: Path) -> list[str]:
         assert go.wait(20)
@@ -71,7 +76,7 @@ def test_a_checkpoint_that_is_due_waits_until_the_last_one_is_written(tmp_path: 
 
 def test_an_error_of_the_background_is_raised_by_the_next_check(tmp_path: Path) -> None:
     """A run that goes on without checkpoints would lose all its work at the next failure."""
-    writer = BackgroundWriter(tmp_path, 0, TOKEN)
+    writer = BackgroundWriter(tmp_path, 0, TOKEN, alone)
     writer.check()
     writer.wait()
 
@@ -95,7 +100,7 @@ def test_an_error_after_publishing_is_raised_too(tmp_path: Path) -> None:
     def fails(written: Path) -> None:
         raise OSError("cannot remove an old one")
 
-    writer = BackgroundWriter(tmp_path, 0, TOKEN)
+    writer = BackgroundWriter(tmp_path, 0, TOKEN, alone)
     writer.start(state(1), none, fails)
     with pytest.raises(OSError, match="cannot remove an old one"):
         writer.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ from engine.errors import CheckpointError, Problem, StorageError
 from engine.folders import remove_ruins
 from engine.run import checkpoints
 from engine.run.checkpoints import (
+    FILES,
+    MANIFEST,
     Retention,
     abandon,
     check_hashes,
@@ -33,7 +36,21 @@ from engine.run.checkpoints import (
 from engine.run.saved import choose
 from engine.trainer.loop import Trainer
 from tests.refusals import refused
-from tests.run.damage import TOKEN, flip, make_older, mistype, remove, save, scramble, state, truncate, unmanifest
+from tests.run.damage import (
+    TOKEN,
+    Together,
+    alone,
+    flip,
+    make_older,
+    mistype,
+    remove,
+    save,
+    scramble,
+    state,
+    truncate,
+    unmanifest,
+    write_all,
+)
 
 
 def test_a_checkpoint_reads_back_its_state(tmp_path: Path) -> None:
@@ -45,12 +62,14 @@ def test_a_checkpoint_reads_back_its_state(tmp_path: Path) -> None:
 def save_in_two(checkpoints: Path) -> Path:
     """Save step 1 from two ranks, which are the threads rank-0 and rank-1."""
 
+    together = Together(2)
+
     def one(rank: int) -> None:
         def tensors(folder: Path) -> list[str]:
             (folder / f"rank{rank}.pt").write_bytes(bytes(100 + rank))
             return [f"rank{rank}.pt"]
 
-        write(checkpoints, state(1, 2), rank, tensors, TOKEN)
+        write(checkpoints, state(1, 2), rank, tensors, TOKEN, together.of(rank))
 
     threads = [threading.Thread(target=one, args=(rank,), name=f"rank-{rank}") for rank in range(2)]
     for thread in threads:
@@ -74,15 +93,17 @@ def test_the_files_of_all_ranks_are_in_the_manifest(tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_not_published_before_all_ranks_have_written_their_parts(tmp_path: Path) -> None:
     """It would be complete by its manifest, without the files of a rank."""
-    first = threading.Thread(target=write, args=(tmp_path, state(1, 3), 0, lambda folder: [], TOKEN), daemon=True)
+    together = Together(3)
+    arguments = tmp_path, state(1, 3), 0, lambda folder: [], TOKEN, together.of(0)
+    first = threading.Thread(target=write, args=arguments, daemon=True)
     first.start()
     for rank in (2, 1):
         first.join(0.2)
         assert first.is_alive() and newest_first(tmp_path) == []
-        write(tmp_path, state(1, 3), rank, lambda folder: [], TOKEN)
+        write(tmp_path, state(1, 3), rank, lambda folder: [], TOKEN, together.of(rank))
     first.join(20)
     (written,) = tmp_path.iterdir()
-    assert read(written).ranks == 3 and [path.name for path in written.iterdir()] == ["manifest.json"]
+    assert read(written).ranks == 3 and {path.name for path in written.iterdir()} == {MANIFEST, FILES}
 
 
 def test_a_manifest_of_an_older_version_is_still_read_and_its_hashes_are_checked(tmp_path: Path) -> None:
@@ -104,6 +125,71 @@ def test_a_manifest_that_names_files_elsewhere_is_damaged(name: str, tmp_path: P
     for look in (read, read_state):
         with pytest.raises(CheckpointError, match="names files outside of the checkpoint"):
             look(folder)
+
+
+def save_many(checkpoints: Path, files: int) -> Path:
+    """Save step 1, of so many files of 3 bytes."""
+    return write_all(checkpoints, state(1), *(f"{number:04d}.pt" for number in range(files)))
+
+
+def test_among_many_files_a_rank_reads_the_hashes_of_its_share_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """manifest.json, which each rank reads, grows by 50 bytes for each 64 files."""
+    folder, read_page, asked = save_many(tmp_path, 1000), checkpoints._read_page, list[int]()
+    size = (folder / MANIFEST).stat().st_size
+    assert size - (save_many(tmp_path / "few", 10) / MANIFEST).stat().st_size < 15 * 60
+    assert read(folder) == state(1)
+
+    def spy(folder: Path, head: Any, number: int, offset: int) -> Any:
+        asked.append(number)
+        return read_page(folder, head, number, offset)
+
+    monkeypatch.setattr(checkpoints, "_read_page", spy)
+    for part in range(100):
+        check_hashes(folder, part, 100)
+    assert {*asked} == {*range(16)} and len(asked) < 100 + 16, "a page, or two"
+    (folder / "0999.pt").write_bytes(b"abd")
+    check_hashes(folder, 98, 100)
+    with pytest.raises(CheckpointError, match=r"0999\.pt does not match its hash"):
+        check_hashes(folder, 99, 100)
+    lines = (folder / FILES).read_bytes().splitlines(keepends=True)
+    (folder / FILES).write_bytes(b"".join([*lines[:-1], lines[-1].replace(b"0999", b"0998")]))
+    check_hashes(folder, 0, 100)
+    for look in (lambda: check_hashes(folder, 99, 100), lambda: checkpoints.check_sizes(folder)):
+        with pytest.raises(CheckpointError, match=r"files\.jsonl does not match its hash"):
+            look()
+
+
+@pytest.mark.parametrize("change", [lambda content: content + b"{}", lambda content: content[:-1], None])
+def test_damage_to_the_list_of_files_is_named(tmp_path: Path, change: Callable[[bytes], bytes] | None) -> None:
+    folder = save(tmp_path, 1)
+    content = (folder / FILES).read_bytes()
+    (folder / FILES).unlink()
+    if change is not None:
+        (folder / FILES).write_bytes(change(content))
+    with refused(CheckpointError, ".../step-00000001") as problems:
+        read(folder)
+    assert "files.jsonl" in problems[0].message
+    assert read_state(folder) == state(1)
+
+
+def test_a_checkpoint_of_format_2_is_still_read(tmp_path: Path) -> None:
+    """Its sizes and hashes are in manifest.json."""
+    folder = save(tmp_path, 1)
+    values = json.loads((folder / MANIFEST).read_text().splitlines()[0])
+    del values["pages"]
+    page = json.loads((folder / FILES).read_text())
+    values |= {"format": 2, "files": {name: hashes for name, (_, hashes) in page.items()}}
+    first = json.dumps(values | {"sizes": {name: size for name, (size, _) in page.items()}}).encode()
+    (folder / MANIFEST).write_bytes(first + b"\n" + checkpoints._seal(first))
+    (folder / FILES).unlink()
+    assert read(folder) == state(1)
+    assert checkpoints.read_manifest(folder).sizes == {"zero/a.pt": 3000, "zero/b.pt": 10}
+    truncate(folder)
+    with refused(CheckpointError, ".../step-00000001") as problems:
+        read(folder)
+    assert "zero/b.pt has 0 bytes instead of 10" in problems[0].message
 
 
 def test_a_file_of_tensors_without_a_hash_is_damage(tmp_path: Path) -> None:
@@ -263,7 +349,7 @@ def test_a_write_that_dies_leaves_the_previous_one(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write(tmp_path, state(2), 0, dies, TOKEN)
+        write(tmp_path, state(2), 0, dies, TOKEN, alone)
     assert choose(tmp_path, print) == good
     remove_ruins(tmp_path)
     assert list(tmp_path.iterdir()) == [good]
@@ -281,7 +367,7 @@ def test_a_full_disk_is_reported_with_path_and_bytes(tmp_path: Path, error: Exce
         raise error
 
     with pytest.raises(StorageError, match=r"could not be written: 3\.0 MiB were written, .*B are free$") as caught:
-        write(tmp_path, state(2), 0, fills, TOKEN)
+        write(tmp_path, state(2), 0, fills, TOKEN, alone)
     assert not list(tmp_path.rglob("a.pt")), "else there is no space to report it"
     assert caught.value.problems[0].key == str(tmp_path / f".writing-step-00000002.{TOKEN}")
 
@@ -291,7 +377,7 @@ def test_another_error_while_files_are_written_passes(tmp_path: Path) -> None:
         raise RuntimeError("a collective failed")
 
     with pytest.raises(RuntimeError, match="a collective failed"):
-        write(tmp_path, state(2), 0, fails, TOKEN)
+        write(tmp_path, state(2), 0, fails, TOKEN, alone)
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

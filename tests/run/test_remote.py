@@ -12,11 +12,11 @@ import pytest
 
 from engine.errors import CheckpointError, ConfigError, PreflightError
 from engine.folders import remove_ruins
-from engine.run.checkpoints import MANIFEST, TrainState, newest_first, read
+from engine.run.checkpoints import FILES, MANIFEST, TrainState, newest_first, read
 from engine.run.remote import Remote, fetch, reaching
 from engine.run.saved import check_all, listed
 from tests.refusals import refused
-from tests.run.damage import save, state
+from tests.run.damage import named, save, state
 
 MEMORY = fsspec.filesystem("memory")
 
@@ -150,11 +150,12 @@ def test_a_missing_file_is_damage(tmp_path: Path, url: str) -> None:
 def test_a_manifest_cannot_name_files_outside_of_its_checkpoint(tmp_path: Path, url: str) -> None:
     """Else a folder that others can write to could overwrite any file of the user."""
     uploaded(tmp_path, url, 5)
-    content = get(f"{url}/step-00000005/{MANIFEST}")
+    files, manifest = (f"{url}/step-00000005/{name}" for name in (FILES, MANIFEST))
+    before = get(files), get(manifest)
     for name in ("../../escaped", "/tmp/escaped"):
-        values = content.split(b"\n")[0].replace(b"zero/a.pt", name.encode())
-        put(f"{url}/step-00000005/{MANIFEST}", values.replace(b'"block": 67108864, ', b""))
-        with pytest.raises(CheckpointError, match=r"manifest\.json names files outside of the checkpoint"):
+        for place, content in zip((files, manifest), named(*before, name), strict=True):
+            put(place, content)
+        with pytest.raises(CheckpointError, match=r"files\.jsonl names files outside of the checkpoint"):
             fetch(Remote(url), tmp_path / "a/b/back", accept, print)
     assert not list(tmp_path.rglob("escaped"))
 

@@ -27,7 +27,7 @@ from engine.trainer.optimizer import build_optimizer
 from engine.zero.engine import ZeroEngine
 from tests.data.tokenizers.chat_folder import chat_folder
 from tests.refusals import refused
-from tests.run.damage import TOKEN
+from tests.run.damage import TOKEN, alone
 from tests.weights.folders import config, llama, mixtral, saved
 from tests.world import run_world
 
@@ -75,9 +75,8 @@ def train_and_save(root: Path) -> None:
     engine.backward(engine.forward(tokens, positions, tokens, LocalAttention(positions)), 37)
     engine.step(1e-2)
     run = RunFolder(root)
-    checkpoints.write(
-        run.checkpoints, TrainState(1, {}, 1, {"data": "f"}, must_match(made)), 0, engine.snapshot().write_each, TOKEN
-    )
+    state = TrainState(1, {}, 1, {"data": "f"}, must_match(made))
+    checkpoints.write(run.checkpoints, state, 0, engine.snapshot().write_each, TOKEN, alone)
     run.resolved.write_text(resolved_yaml(made))
 
 

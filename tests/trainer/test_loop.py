@@ -36,7 +36,7 @@ from engine.trainer.model import reserve_host
 from engine.trainer.rank import explain
 from tests.planner.samples import by_hand
 from tests.refusals import refused
-from tests.run.damage import TOKEN
+from tests.run.damage import TOKEN, alone
 
 
 class Host:
@@ -113,7 +113,7 @@ def test_a_trainer_meets_its_neighbours_before_any_step(tmp_path: Path, monkeypa
     monkeypatch.setitem(RUNTIMES, "local", lambda *given: SimpleNamespace())
     cpu = torch.device("cpu")
     (tmp_path / "summary.json").write_text('{"fingerprints": {"data": "f"}}')
-    control = SimpleNamespace(gather=lambda value: [TOKEN])
+    control = SimpleNamespace(gather=lambda value: [TOKEN], collect=None)
     groups: Any = SimpleNamespace(rank=1, hdp_rank=1, local_rank=1, control=control, device=cpu, mesh=Mesh(8))
     Trainer(RunFolder(tmp_path), load(["recipe=quickstart", "cluster.ranks_per_node=8"]), groups)
     assert met == [([0, 2, 3, 7], cpu)]
@@ -256,7 +256,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_unless_the_host_is_too_s
     trainer, copy, asked = trainer_without_a_model(tmp_path, monkeypatch), Copy(), list[bool]()
     trainer.data, trainer.copies = Ahead(6), copies
     trainer.folder.checkpoints.mkdir()
-    trainer.writer = BackgroundWriter(trainer.folder.checkpoints, 0, TOKEN)
+    trainer.writer = BackgroundWriter(trainer.folder.checkpoints, 0, TOKEN, alone)
     trainer.groups.mesh = SimpleNamespace(ranks=1)
     trainer.engine.snapshot = lambda copies: asked.append(copies) or copy
     trainer.control.largest = lambda *own: [max(own[0], short), *own[1:]]
@@ -374,7 +374,12 @@ def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     trainer.ledger = SimpleNamespace(record=lambda *rest: None)
     trainer.quarantine = SimpleNamespace(add=lambda step, found: 0)
     trainer.journal = Journal()
-    trainer.writer, trainer.saved, trainer.of_save, trainer.copies = BackgroundWriter(root, 0, TOKEN), 0, {}, True
+    trainer.writer, trainer.saved, trainer.of_save, trainer.copies = (
+        BackgroundWriter(root, 0, TOKEN, alone),
+        0,
+        {},
+        True,
+    )
     trainer.peak, trainer.held = None, SimpleNamespace(check=lambda: None)
     trainer.fingerprints, trainer.tokenizer, trainer.cursor = {}, None, Cursor()
     return trainer

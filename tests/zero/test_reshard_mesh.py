@@ -33,7 +33,7 @@ from engine.trainer.step import run_step
 from engine.zero.states import SavedStates, model_weights
 from tests.meshes import STEPS, WORLD, Groups, Variant, batches, build, zero_settings
 from tests.run.damage import TOKEN
-from tests.world import run_world
+from tests.world import collecting, run_world
 
 pytestmark = pytest.mark.world
 
@@ -106,7 +106,8 @@ def chain(variant: Variant, root: str) -> list[dict[str, Any]]:
 def save_run(engine: Any, settings: Config, run: RunFolder) -> None:
     """Save a checkpoint as a run does, with what `export_weights` needs."""
     state = TrainState(1, {}, WORLD, {"data": "f"}, must_match(settings))
-    checkpoints.write(run.checkpoints, state, dist.get_rank(), engine.snapshot(copies=False).write_each, TOKEN)
+    write_each = engine.snapshot(copies=False).write_each
+    checkpoints.write(run.checkpoints, state, dist.get_rank(), write_each, TOKEN, collecting(run.root.name))
     if dist.get_rank() == 0:
         run.resolved.write_text(resolved_yaml(settings))
     dist.barrier()

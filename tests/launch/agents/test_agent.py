@@ -376,6 +376,7 @@ def test_beats_say_how_long_the_step_takes(folder: RunFolder, launcher: Launcher
     """By its plan. The last finished step is measured, from what the plan says to `log`: without its checkpoint."""
     steps = """progress.report("plan", step=3); time.sleep(0.5)
     progress.tell_planned(2.5); control.largest(1); time.sleep(1); progress.report("log"); control.largest(1)
+    control.collect("it", 1)  # which is not counted, as it waits for nobody
     progress.report("save"); time.sleep(2)
     progress.report("plan", step=4); progress.tell_planned(7.5)"""
     program = real_rank(folder).replace('progress.report("forward", 1, step=3)', steps)
