@@ -151,7 +151,7 @@ def _tiny_profile() -> Row:
     from engine.config.load import load
     from engine.hardware.profile import profile as measure
 
-    found = measure(load(["cluster.device_memory=496M", "cluster.headroom=0"]), 0, lambda text: None, seconds=1.0)
+    found = measure(load(["cluster.device_memory=640M", "cluster.headroom=0"]), 0, lambda text: None, seconds=1.0)
     return {"hardware": payload(found), "data_sheet": vars(nominal("local"))}
 
 
