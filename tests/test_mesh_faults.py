@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import engine.models.decoder as mixtral_module
 import engine.parallel.tensor as tensor_module
 import engine.trainer.step as step_module
 import engine.zero.engine as engine_module
+import engine.zero.sharded as sharded_module
 from engine.models.common.attention import Shards
 from engine.models.experts.balance import expert_counts, z_loss
 from engine.models.experts.layer import LocalRoute, Routed
@@ -22,7 +24,7 @@ from engine.parallel.axes import Axes
 from engine.parallel.pipeline import with_gradient
 from engine.parallel.tensor import TensorParallel, TensorRoute
 from engine.zero.engine import ZeroEngine
-from engine.zero.mpu import ModelParallelUnit, mark
+from engine.zero.mpu import mark
 from tests.covering import Case
 from tests.helpers import steps_alone
 from tests.meshes import (
@@ -159,13 +161,14 @@ def scaled_by_world(self: ZeroEngine, loss_sum: Tensor, step_loss_tokens: int) -
     BACKWARD(self, loss_sum * (WORLD // hdp), step_loss_tokens)
 
 
+WITHOUT_SUM = SimpleNamespace(**{**vars(dist), "all_reduce": lambda squares: None})
 BACKWARD, SHARED = ZeroEngine.backward, TensorParallel.shared
 ZERO_FAULTS: dict[str, tuple[Any, str, Any]] = {
     "slices are not marked": (engine_module, "mark", without_mark("tensor_model_parallel")),
     "the copy of the tied weight is not marked": (engine_module, "mark", without_mark("ds_pipe_replicated")),
     "norms are not summed over tp": (TensorParallel, "shared", lambda self, weight: weight),
-    "the tied weight is not summed over stages": (engine_module, "sum_copies", lambda model, axes, bf16: None),
-    "the norm is that of a stage": (ModelParallelUnit, "get_model_parallel_group", lambda self: self._axes.tp),
+    "the tied weight is not summed over stages": (engine_module, "sum_copies", lambda model, axes: None),
+    "the norm is that of a rank's shards": (sharded_module, "dist", WITHOUT_SUM),
     "the loss is scaled by the world": (ZeroEngine, "backward", scaled_by_world),
 }
 

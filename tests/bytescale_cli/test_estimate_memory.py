@@ -67,7 +67,7 @@ def test_people_get_the_items_and_then_two_lines(capsys: pytest.CaptureFixture[s
     )
     assert "gradients" in captured.out and "peak" in captured.out
     cause, _ = captured.err.splitlines()
-    assert "90.3 GiB" in cause and "77.6 GiB" in cause
+    assert "89.1 GiB" in cause and "77.6 GiB" in cause
 
 
 def test_a_host_that_is_too_small_is_named(capsys: pytest.CaptureFixture[str]) -> None:

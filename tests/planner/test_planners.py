@@ -122,7 +122,7 @@ def test_the_memory_of_many_peers_is_estimated(monkeypatch: pytest.MonkeyPatch) 
     for devices, more in ((4, 0), (8, 3), (64, 5)):
         jobs = (Job(load(["cluster=h200x8", f"planner.name={name}"])) for name in ("naive", "opposite"))
         few, many = (Allowance.of(job.config, job.cluster, devices) for job in jobs)
-        assert many.context - few.context == more * 384 << 20
+        assert many.context - few.context == more * 96 << 20
 
 
 def test_a_planner_without_its_traits_is_refused() -> None:

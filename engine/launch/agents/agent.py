@@ -56,7 +56,6 @@ from pathlib import Path
 
 from engine.cluster.gpus import gpus_seen
 from engine.cluster.nccl import shares_gpu
-from engine.config.units import counted
 from engine.control import protocol
 from engine.control.branch import Branch
 from engine.control.clock import AwakeClock
@@ -378,7 +377,7 @@ def _too_few(gpus: int, ranks: int, environment: Mapping[str, str]) -> Problem:
     """Describe a host with fewer GPUs than ranks."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     seen = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible or repr(visible)}"
-    message = f"{counted(ranks, 'rank')} need one GPU each, but CUDA finds {gpus} on this host{seen}"
+    message = f"{ranks} rank{'s' * (ranks != 1)} need one GPU each, but CUDA finds {gpus} on this host{seen}"
     return Problem(
         message, socket.gethostname(), "check `nvidia-smi` there, or set the slots of this host to that number"
     )

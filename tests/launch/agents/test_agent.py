@@ -79,7 +79,7 @@ def test_the_agent_and_its_ranks_may_open_many_files(folder: RunFolder, tmp_path
     """ssh starts the agent with the limit of a login shell, usually 1,024; the launcher's does not reach it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
         with Launcher(tmp_path / "agent.txt") as launcher:
             launcher.until(Hello)
             launcher.link.send(start(folder, SLEEPS))
@@ -221,7 +221,7 @@ def test_ranks_that_share_a_gpu_in_a_test_need_only_one(folder: RunFolder, monke
         started.append(rank)
         raise OSError(2, "enough", "x")
 
-    monkeypatch.setattr(agents, "_Rank", begin)
+    monkeypatch.setattr(agents, "Rank", begin)
     monkeypatch.setattr(agents, "gpus_seen", lambda environment: [GPU])
     monkeypatch.setenv("BYTESCALE_ONE_GPU", "1")
     ours, theirs = (end.detach() for end in socket.socketpair())

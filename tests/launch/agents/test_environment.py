@@ -81,7 +81,7 @@ def seen_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: bool, stag
         needed = value in (USERS["LD_LIBRARY_PATH"], USERS["PYTHONPATH"])
         assert needed == (value in " ".join(beta.arguments)), "`ps` shows it"
     shows = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
-    beta = replace(beta, work=replace(beta.work, ranks=[(1, shows)], peer=None))
+    beta = replace(beta, work=replace(beta.work, ranks=[(1, shows)], peer=None, gpus=False))  # this host has none
     run_ranks([beta], folder, lambda: None, lambda line: None)
     seen: dict[str, str] = json.loads(folder.log(1).read_text())
     return seen
