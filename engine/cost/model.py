@@ -89,7 +89,7 @@ class Costs:
         b, w = element_bytes(dtype)
         kv_elements = 2 * model.layers * model.kv_heads * model.head_dim
         devices = tp * config.parallel.pp
-        sent, reduce_rate = collectives(config, hdp.ranks), _reduce_rate(rates, hdp)
+        sent, reduce_rate = collectives(config, hdp.ranks), _reduce_rate(config, rates, hdp)
         hooks = model.layers * rates.gather_s if config.zero.stage == 3 else 0.0
         costs = cls(
             source=f"{rates.device} ({rates.source})",
@@ -376,11 +376,19 @@ def _update_seconds(config: Config, rates: Calibration, hdp: Cluster) -> float:
     # The memory of a host is assumed to be as fast as copies to it.
     speed = rates.copy_bytes_per_s if config.optimizer.on_host else rates.memory_bytes_per_s
     update = count / hdp.ranks * update_bytes(config.optimizer, config.dtype) / speed
-    gather = collectives(config, hdp.ranks).gather / _reduce_rate(rates, hdp)
+    gather = collectives(config, hdp.ranks).gather / _reduce_rate(config, rates, hdp)
     return max(update, gather) + min(update, gather) / math.ceil(count / BUCKET)
 
 
-def _reduce_rate(rates: Calibration, hdp: Cluster) -> float:
-    """Bytes/s of a reduction or a gather over all HDP ranks: the rate inside a node, at most that of a network card."""
-    one_node = len(hdp.nodes) == 1
-    return rates.reduce_bytes_per_s if one_node else min(rates.reduce_bytes_per_s, rates.network_bytes_per_s)
+def _reduce_rate(config: Config, rates: Calibration, hdp: Cluster) -> float:
+    """Bytes/s of a reduction or a gather over all HDP ranks: the rate inside a node, at most that of its network cards.
+
+    NCCL runs as many rings side by side as a node has cards. Each ring visits all ranks of a node before it leaves
+    through its own card, so the cards together carry the bytes of one rank. The groups of other tp ranks, and of other
+    shares of experts, send at the same time through the same cards.
+    """
+    if len(hdp.nodes) == 1:
+        return rates.reduce_bytes_per_s
+    members = min(node.devices for node in hdp.nodes)
+    cards = min(rates.nics_per_node / config.parallel.tp, members) / min(config.parallel.ep, members)
+    return min(rates.reduce_bytes_per_s, cards * rates.network_bytes_per_s)

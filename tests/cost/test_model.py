@@ -16,6 +16,7 @@ from engine.config.schema import Config
 from engine.cost import flops
 from engine.cost.activations import Instant
 from engine.cost.calibration import Calibration, alike
+from engine.cost.collectives import collectives
 from engine.cost.datasheets import nominal
 from engine.cost.linear import ffn_share
 from engine.cost.model import Costs
@@ -328,10 +329,10 @@ def test_costs_of_given_rates_are_those_of_a_file_with_them(overrides: tuple[str
 @pytest.mark.parametrize(("nodes", "tp"), [(128, 1), (128, 2), (16, 1)])
 def test_a_step_reduces_gradients_and_updates_weights(nodes: int, tp: int) -> None:
     """bf16: a reduce-scatter of fp32 gradients, and bf16 weights gathered; a rank reads and writes 12 bytes for each of
-    its parameters, beside the gather of other buckets."""
+    its parameters, beside the gather of other buckets. The groups of tp ranks share the 8 network cards of a node."""
     costs, sheet = of(f"cluster.nodes={nodes}", "context=16K", f"parallel.tp={tp}"), nominal("h100x8")
     ranks = nodes * 8 // tp
-    travel = costs.parameters / tp * 6 * (ranks - 1) / ranks / sheet.network_bytes_per_s
+    travel = costs.parameters / tp * 6 * (ranks - 1) / ranks / (8 / tp * sheet.network_bytes_per_s)
     update = costs.parameters / tp / ranks * (2 * 12 + 2) / sheet.memory_bytes_per_s
     assert costs.step == round(1e9 * (sheet.step_s + travel + update / math.ceil(costs.parameters / tp / 2**26)))
 
@@ -349,7 +350,8 @@ def test_an_update_slower_than_the_gather_hides_it() -> None:
 def test_a_slot_waits_for_reductions_and_the_first_gather_of_each_pass() -> None:
     """bf16: stages 2 and 3 reduce and scatter 4 bytes of each gradient; stage 3 gathers weights of 2."""
     one, two, three = (of(f"zero.stage={stage}") for stage in (1, 2, 3))
-    ns = 1e9 * one.parameters * 1023 / 1024 / nominal("h100x8").network_bytes_per_s  # to move a byte of each parameter
+    # To move a byte of each parameter, over the 8 network cards of a node.
+    ns = 1e9 * one.parameters * 1023 / 1024 / (8 * nominal("h100x8").network_bytes_per_s)
     layer = 2 / 32 * (one.parameters - 2 * 32000 * 4096 - 65 * 4096) / one.parameters
     assert (one.slot, one.gathers) == (0, (0, 0))
     assert (two.slot, two.gathers) == (pytest.approx(4 * ns), (0, 0))
@@ -378,6 +380,22 @@ def test_a_network_faster_than_what_a_reduction_reaches_in_a_node_does_not_speed
     rates = [replace(slow, network_bytes_per_s=network) for network in (1e9, 1e12)]
     first, second = (Costs.of(config, Job(config).cluster, one) for one in rates)
     assert first.step == second.step
+
+
+def test_groups_of_shares_of_experts_use_the_network_cards_of_a_node_together() -> None:
+    """With ep 8, each of the 8 groups of a node has one of its 8 cards."""
+    config = load(
+        [
+            "recipe=mixtral8x7b-32k-4nodes",
+            "zero.stage=2",
+            "parallel.ep=8",
+            "parallel.tp=1",
+            "parallel.pp=1",
+            "cluster.device_memory=800GiB",
+        ]
+    )
+    sent = collectives(config, 32).reduction
+    assert Job(config).costs.slot == round(1e9 * sent / nominal("h100x8").network_bytes_per_s)
 
 
 @given(st.integers(0, 10**7), st.integers(0, PPM), st.integers(1, 80))
