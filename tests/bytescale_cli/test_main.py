@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+# They keep the `load` that they import, so they are imported before a test replaces it.
+import engine.data.scale
+import engine.weights.model  # noqa: F401
 from bytescale_cli.main import run
 from tests.bytescale_cli.commands import commands
 from tests.processor import processor_seconds

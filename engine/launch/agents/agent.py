@@ -77,9 +77,8 @@ _SHOW_S = 5.0  # between two messages that show ranks that the agent is there
 _CONNECT_S = 10.0  # for the parent to answer
 _GONE_S = 2.0  # in which the launcher notices that an agent is gone
 _LOOPBACK = "127.0.0.1"
-_KILLED_S = (
-    30.0  # for the system to end a killed rank: it unpins its memory first, and may wait for a lost GPU for ever
-)
+# For the system to end a killed rank: it unpins its memory first, and may wait for a lost GPU for ever.
+_KILLED_S = 30.0
 _NOT_STARTED = 127  # the exit code of a shell for a program that cannot be started
 
 # Processes in which a rank compiles kernels. PyTorch starts up to 32 in each rank, with 300 MB of host memory each.
