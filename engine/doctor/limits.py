@@ -1,15 +1,21 @@
-"""Checks what the operating system allows: open files, locked memory, processes, host memory and shared memory."""
+"""Checks what the operating system allows: open files, locked memory, processes, host memory and shared memory.
+
+Also shows which processors ranks on GPUs would run on.
+"""
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from engine.cluster.available_memory import available_bytes
+from engine.cluster.gpus import gpus
+from engine.cluster.numa import listed, node_of, of_ranks, spans_nodes
 from engine.config.units import counted, format_bytes
-from engine.doctor.check import Check, failed, ok, warning
+from engine.doctor.check import Check, failed, ok, skipped, warning
 from engine.launch.checks.ready import SOCKETS, Need, most_threads
 
 SHARED = Path("/dev/shm")
@@ -88,6 +94,30 @@ def shared_memory(need: Need) -> Check:
     return ok(name, f"{SHARED} has {value}", value)
 
 
+def processors(need: Need) -> Check:
+    """Show which processors the agent would bind the ranks on GPUs to, and why not if it would not."""
+    name = "processors"
+    places = [gpu.pci for gpu in gpus()[: need.ranks]] if need.gpus else []
+    if not places:
+        return skipped(name, "no ranks on GPUs, which are bound to the processors of their GPU's NUMA node")
+    nodes, allowed = [node_of(place) for place in places], os.sched_getaffinity(0)
+    bound, value = of_ranks(places, allowed), counted(len({*nodes} - {None}), "NUMA node")
+    if not spans_nodes(allowed):
+        return ok(name, "those that may be used are on one NUMA node, so no rank is bound", value)
+    if None in nodes:
+        unknown = listed(number for number, node in enumerate(nodes) if node is None)
+        message = f"the system does not say on which NUMA node GPUs {unknown} are, so their ranks are not bound"
+        hint = (
+            "let this virtual machine know the NUMA nodes: `cat /sys/bus/pci/devices/*/numa_node` shows -1 without them"
+        )
+        return warning(name, message, hint, value)
+    if free := [number for number, own in enumerate(bound) if own == allowed]:
+        message = f"only {listed(allowed)} may be used, too few of them near GPUs {listed(free)}: ranks are not bound"
+        hint = "give the job processors of all sockets, with Slurm's --exclusive or the cpuset of the container"
+        return warning(name, message, hint, value)
+    return ok(name, "; ".join(f"GPU {number}: {listed(own)}" for number, own in enumerate(bound)), value)
+
+
 def _below(limit: int, least: int) -> bool:
     return limit != resource.RLIM_INFINITY and limit < least
 
@@ -102,4 +132,5 @@ CHECKS: dict[str, Callable[[Need], Check]] = {
     "processes": processes,
     "memory": memory,
     "shared memory": shared_memory,
+    "processors": processors,
 }

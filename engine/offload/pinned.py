@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import weakref
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-_SYS = Path("/sys")
+from engine.cluster.numa import node_of, processors_of
 
 
 def allocate(size: int, device: torch.device) -> Tensor:
@@ -21,11 +20,11 @@ def allocate(size: int, device: torch.device) -> Tensor:
     """
     block = torch.empty(size, dtype=torch.uint8)
     if device.type == "cuda" and size:
-        # Pinning places pages on the NUMA node of the CPU that pins them. So this thread moves to the device's node
-        # meanwhile. If the system refuses, copies are only slower.
+        # Pinning places pages on the NUMA node of the CPU that pins them. A rank that is not bound to the device's node
+        # moves there meanwhile. If the system refuses, copies are only slower.
         allowed = os.sched_getaffinity(0)
         with suppress(OSError):
-            os.sched_setaffinity(0, allowed & processors(torch.cuda.get_device_properties(device)) or allowed)
+            os.sched_setaffinity(0, allowed & processors_of(node_of(_place(device))) or allowed)
         try:
             failed = int(torch.cuda.cudart().cudaHostRegister(block.data_ptr(), size, 0))
         finally:
@@ -44,18 +43,9 @@ def _unpin(address: int, device: torch.device) -> None:
     torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(address)))
 
 
-def processors(properties: object, sys: Path = _SYS) -> set[int]:
-    """Return the CPU numbers of the NUMA node of a GPU; empty if unknown.
-
-    `properties` are its `torch.cuda.get_device_properties`, `sys` is the folder of sysfs.
-    """
+def _place(device: torch.device) -> str:
+    """Return the folder of a GPU in /sys/bus/pci/devices; empty if PyTorch does not name it."""
+    properties = torch.cuda.get_device_properties(device)
     names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
-    domain, bus, number = (getattr(properties, name, None) for name in names)
-    try:
-        place = sys / "bus" / "pci" / "devices" / f"{domain:04x}:{bus:02x}:{number:02x}.0"
-        node = int((place / "numa_node").read_text())
-        listed = (sys / "devices" / "system" / "node" / f"node{node}" / "cpulist").read_text()  # such as 0-3,8
-        ranges = [part.split("-") for part in listed.strip().split(",") if part]
-        return {number for ends in ranges for number in range(int(ends[0]), int(ends[-1]) + 1)}
-    except (OSError, ValueError, TypeError):
-        return set()
+    numbers = [number for name in names if (number := getattr(properties, name, None)) is not None]
+    return "{:04x}:{:02x}:{:02x}.0".format(*numbers) if len(numbers) == len(names) else ""

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from engine.cluster import numa
+from engine.cluster.gpus import Gpu
 from engine.doctor import limits
 from engine.launch.checks import ready
 from engine.launch.checks.ready import Need
+from tests.cluster.sysfs import fake
 
 SMALL = Need(ranks=2, world=2, nodes=1, gpus=False)
 LARGE = Need(ranks=8, world=1024, nodes=128, gpus=True)
@@ -106,3 +109,32 @@ def test_objects_of_ray_need_shared_memory(monkeypatch: pytest.MonkeyPatch) -> N
 def test_no_shared_memory_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SHARED", tmp_path / "shm")
     assert limits.shared_memory(SMALL).value == "missing"
+
+
+A, B = "0000:1b:00.0", "0000:9a:00.0"
+
+
+@pytest.mark.parametrize(
+    ("places", "allowed", "state", "value"),
+    [
+        ({A: "0", B: "1"}, set(range(16)), "ok", "2 NUMA nodes"),
+        ({A: "0", B: "1"}, set(range(8)), "ok", "2 NUMA nodes"),  # a job on one socket: nothing can be bound
+        ({A: "0", B: "1"}, set(range(9)), "warning", "2 NUMA nodes"),  # one processor near the second GPU
+        ({A: "0", B: "-1"}, set(range(16)), "warning", "1 NUMA node"),
+    ],
+)
+def test_where_ranks_on_gpus_would_run(
+    places: dict[str, str],
+    allowed: set[int],
+    state: str,
+    value: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(numa, "SYS", fake(tmp_path, ["0-7", "8-15"], places))
+    monkeypatch.setattr(limits, "gpus", lambda: [Gpu("card", place) for place in places])
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: allowed)
+    found = limits.processors(LARGE)
+    assert (found.state, found.value) == (state, value)
+    assert state == "ok" or (found.hint and "GPUs 1" in found.message)
+    assert limits.processors(SMALL).state == "skipped"

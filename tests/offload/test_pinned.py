@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from engine.offload.pinned import allocate, processors
+from engine.cluster import numa
+from engine.offload.pinned import allocate
+from tests.cluster.sysfs import fake
 
 
 def test_on_a_cpu_it_is_plain_memory() -> None:
@@ -14,24 +17,24 @@ def test_on_a_cpu_it_is_plain_memory() -> None:
     assert block.dtype == torch.uint8 and len(block) == 1000
 
 
-@pytest.mark.parametrize(("text", "expected"), [("0-2,8\n", {0, 1, 2, 8}), ("5\n", {5}), ("\n", set())])
-def test_the_processors_near_a_device(tmp_path: Path, text: str, expected: set[int]) -> None:
-    place, node = tmp_path / "bus/pci/devices/0000:1b:00.0", tmp_path / "devices/system/node/node1"
-    place.mkdir(parents=True)
-    node.mkdir(parents=True)
-    (place / "numa_node").write_text("1\n")
-    (node / "cpulist").write_text(text)
-    device = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
-    assert processors(device, tmp_path) == expected
-
-
-def test_a_system_that_does_not_say_where_a_device_is(tmp_path: Path) -> None:
-    """No NUMA node is -1; an older PyTorch does not name the device's place."""
-    place = tmp_path / "bus/pci/devices/0000:1b:00.0"
-    place.mkdir(parents=True)
-    (place / "numa_node").write_text("-1\n")
-    assert processors(SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0), tmp_path) == set()
-    assert processors(SimpleNamespace(), tmp_path) == set()
+@pytest.mark.parametrize("known", [True, False])
+def test_it_is_pinned_by_a_processor_of_the_node_of_the_gpu(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older PyTorch does not name the place of the GPU. The thread returns to where it may run."""
+    allowed, near = os.sched_getaffinity(0), {max(os.sched_getaffinity(0))}
+    monkeypatch.setattr(numa, "SYS", fake(tmp_path, ["", str(*near)], {"0000:1b:00.0": "1"}))
+    place = {"pci_domain_id": 0, "pci_bus_id": 0x1B, "pci_device_id": 0} if known else {}
+    pinned_by = list[set[int]]()
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda *_: pinned_by.append(os.sched_getaffinity(0)) or 0, cudaHostUnregister=lambda _: 0
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**place))
+    allocate(1000, torch.device("cuda"))
+    assert pinned_by == [near if known else allowed] and os.sched_getaffinity(0) == allowed
 
 
 @pytest.mark.gpu

@@ -49,7 +49,10 @@ class PlanningProcess:
 
     def _start(self) -> None:
         self._connection, theirs = multiprocessing.Pipe()
-        self.process: BaseProcess = _CONTEXT.Process(target=_serve, args=(theirs, self._make))
+        # A rank may be bound to the NUMA node of its GPU. This process and its loaders work for the whole host, and run
+        # where the rank's agent may run.
+        processors = os.sched_getaffinity(os.getppid()) if hasattr(os, "sched_getaffinity") else set[int]()
+        self.process: BaseProcess = _CONTEXT.Process(target=_serve, args=(theirs, self._make, processors))
         self.process.start()
         theirs.close()
 
@@ -107,8 +110,10 @@ class PlanningProcess:
         self.process.join()
 
 
-def _serve(connection: Connection, make: Callable[[], Answers]) -> None:
-    """Answer the questions of the rank until it closes the connection."""
+def _serve(connection: Connection, make: Callable[[], Answers], processors: set[int]) -> None:
+    """Answer the questions of the rank until it closes the connection, on these processors."""
+    with suppress(OSError):
+        os.sched_setaffinity(0, processors)
     _end_with_parent()
     answers: Answers | None = None
     with suppress(EOFError, OSError):  # of the connection

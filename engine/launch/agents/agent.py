@@ -56,6 +56,7 @@ from pathlib import Path
 
 from engine.cluster.gpus import gpus_seen
 from engine.cluster.nccl import shares_gpu
+from engine.cluster.numa import of_ranks
 from engine.control import protocol
 from engine.control.branch import Branch
 from engine.control.clock import AwakeClock
@@ -221,6 +222,11 @@ class Agent:
             environment.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without =, any name that begins so
         # Ranks share the cores of the host; by default each would start as many threads as there are cores.
         threads = max((os.cpu_count() or 1) // len(work.ranks), 1)
+        allowed, bound = os.sched_getaffinity(0), list[set[int]]()
+        if gpus and len(gpus) >= needed:  # near its GPU a rank launches kernels and copies faster
+            places = [gpus[0 if shares_gpu(environment) else local].pci for local in range(len(work.ranks))]
+            bound = of_ranks(places, allowed)
+            threads = min(threads, *(max(len(one) // bound.count(one), 1) for one in bound))
         environment["OMP_NUM_THREADS"] = environment.get("OMP_NUM_THREADS") or str(threads)
         try:
             # First, because it may fail, and then the agent must not be in the tree.
@@ -258,11 +264,12 @@ class Agent:
             pairs = [[ours.enter_context(end).fileno() for end in socket.socketpair()] for _ in work.ranks[1:]]
             sockets = [[first for first, _ in pairs], *([other] for _, other in pairs)]
             for local, (number, program) in enumerate(work.ranks):
+                near = bound[local] if bound and bound[local] != allowed else None
                 place, log = {"RANK": str(number), "LOCAL_RANK": str(local)}, folder.log(number)
                 try:
                     for path in (folder.error(number), folder.nccl_record(number)):
                         path.unlink(missing_ok=True)
-                    rank = Rank(number, program, {**environment, **place}, log, self._clock(), sockets[local])
+                    rank = Rank(number, program, {**environment, **place}, log, self._clock(), sockets[local], near)
                 except OSError as error:
                     self._tell_not_started(number, _not_started(number, error))
                     continue

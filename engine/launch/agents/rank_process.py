@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from engine.cluster.numa import listed
 from engine.control import protocol
 from engine.control.link import NODE_SOCKETS, RANK_LINK, Link
 from engine.control.processes import end_with_parent, is_stopped
@@ -38,8 +39,9 @@ class Rank:
         log: Path,
         since: float,
         node: Sequence[int],
+        processors: set[int] | None = None,
     ) -> None:
-        """Start the rank, which inherits its sockets to ranks of this `node`.
+        """Start the rank, which inherits its sockets to ranks of this `node`. It runs on these `processors` only.
 
         Raises OSError if its log cannot be written, or the program not started.
         """
@@ -60,10 +62,17 @@ class Rank:
             end_with_parent()
             if os.getppid() != agent:  # which was killed before that call
                 os._exit(128 + signal.SIGKILL)
+            if processors is not None:
+                with suppress(OSError):  # they were just taken away from this job: the rank is only slower
+                    os.sched_setaffinity(0, processors)
             # Slurm may send the signal to all processes of a job, and the launcher passes the request on.
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
         with append(log) as file:
+            if processors is not None:
+                file.write(f"bound to processors {listed(processors)}, on the NUMA node of the GPU\n".encode())
+                file.flush()
+                self.logged = file.tell()
             ours, theirs = socket.socketpair()
             with ours, theirs:
                 self.process = subprocess.Popen(

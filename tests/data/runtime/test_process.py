@@ -34,6 +34,9 @@ class Squares:
     def refuse(self) -> None:
         raise DataError("cannot be used", key="a.txt")
 
+    def processors(self) -> set[int]:
+        return os.sched_getaffinity(0)
+
     def close(self) -> None:
         self._deadly.with_name("closed").touch()
 
@@ -54,6 +57,18 @@ def deadly(tmp_path: Path) -> Path:
 def process(deadly: Path) -> Iterator[PlanningProcess]:
     with closing(PlanningProcess(partial(Squares, deadly))) as found:
         yield found
+
+
+def test_it_runs_where_the_agent_may_though_its_rank_is_bound(deadly: Path) -> None:
+    """It and its loaders work for all ranks of the host. Here the parent of this process stands for the agent."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        with closing(PlanningProcess(partial(Squares, deadly))) as process:
+            process.ask(Squares.processors)
+            assert process.answer() == (True, os.sched_getaffinity(os.getppid()))
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGABRT])

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+from engine.cluster import numa
 from engine.cluster.gpus import Gpu
 from engine.control.link import SILENCE_S, Link
 from engine.control.protocol import (
@@ -43,6 +44,7 @@ from engine.errors import Problem
 from engine.launch.agents import agent as agents
 from engine.launch.agents.agent import Agent
 from engine.run.folder import RunFolder
+from tests.cluster.sysfs import fake
 from tests.launch.agents.nodes import Launcher, real_rank, start, work
 
 pytestmark = pytest.mark.long
@@ -160,6 +162,35 @@ def test_a_host_with_fewer_gpus_than_ranks_is_named_before_they_start(
         assert ends[0].cause and ends[0].cause.problem.message.startswith(
             "gpu-b: 2 ranks need one GPU each, but CUDA finds 1"
         )
+
+
+def test_ranks_are_bound_to_the_numa_node_of_their_gpu(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a GPU of another node here; the third GPU is on a node that is not known."""
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("this process may use one processor only")
+    first, *_, last = sorted(allowed)
+    places = {"0000:1b:00.0": "0", "0000:3b:00.0": "1", "0000:9a:00.0": "-1"}
+    monkeypatch.setattr(numa, "SYS", fake(tmp_path / "sys", [str(first), f"{last},4000"], places))
+    monkeypatch.setattr(agents, "gpus_seen", lambda environment: [Gpu("card", place) for place in places])
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    prints = "import os; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'], flush=True)"
+    ours, theirs = (end.detach() for end in socket.socketpair())
+    link, other = Link(ours, ours), Link(theirs, theirs)
+    agent = Agent(link)
+    agent._start(replace(work(folder, prints, prints, prints), gpus=True), None)
+    for rank in agent._ranks.values():
+        assert rank.process.wait(20) == 0
+    agent.close()
+    link.close()
+    other.close()
+    logs = [folder.log(rank).read_text().splitlines() for rank in range(3)]
+    assert [log[-1] for log in logs] == [f"[{first}] 1", f"[{last}] 1", f"{sorted(allowed)} 1"]
+    assert [len(log) for log in logs] == [2, 2, 1] and f"processors {first}," in logs[0][0]
+    assert os.sched_getaffinity(0) == allowed
 
 
 def test_ranks_on_gpus_write_records_of_nccl_when_they_hang(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
