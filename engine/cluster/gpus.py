@@ -21,6 +21,7 @@ from engine.readers import parse_line
 
 _ANSWER_S = 15.0  # for the driver: without its persistence mode it first wakes each GPU
 _KILLED_S = 1.0
+_DMA_BUF = 124  # CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
 
 
 class Gpu(NamedTuple):
@@ -87,6 +88,25 @@ def least_gpu_memory() -> int | None:
             return None
         memories.append(memory.value)
     return min(memories, default=None)
+
+
+def exports_dma_buf() -> bool:
+    """Whether the driver lets network cards use the memory of all GPUs of a process started from here as a dma-buf."""
+    cuda, found = _driver(), list[int]()
+    for index in range(visible_gpus()):
+        device, value = ctypes.c_int(), ctypes.c_int()
+        if not cuda.cuDeviceGet(ctypes.byref(device), index):
+            cuda.cuDeviceGetAttribute(ctypes.byref(value), _DMA_BUF, device)
+        found.append(value.value)
+    return bool(found) and all(found)
+
+
+def driver_error() -> int:
+    """Return the CUDA error of the driver's start, such as 802; 0 if it works, or if there is none."""
+    try:
+        return int(ctypes.CDLL("libcuda.so.1").cuInit(0))
+    except OSError:
+        return 0
 
 
 def driver_version() -> str | None:

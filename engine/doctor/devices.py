@@ -12,6 +12,7 @@ from engine.config.schema import Config
 from engine.config.units import counted
 from engine.doctor import software
 from engine.doctor.check import Check, failed, ok, skipped, warning
+from engine.doctor.interconnect import not_ready
 from engine.doctor.libraries import Libraries
 from engine.job import Job
 from engine.launch.agents.environment import environment_problem
@@ -49,6 +50,8 @@ def gpus(job: Job, libraries: Libraries) -> Check:
     """Check that the GPUs that the job needs are here, and that torch can use them."""
     config, answer, count = job.config, libraries["gpus"], visible_gpus()
     value = counted(count, "GPU") if count else "none"
+    if not_ready():
+        return skipped("GPUs", "the driver waits for the fabric manager")
     if problem := gpu_problem(job):
         message = f"{problem.key}: {problem.message}" if problem.key else problem.message
         return failed("GPUs", message, problem.hint or "", value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from engine.cluster.gpus import visible_gpus
 from engine.control.protocol import Answer, Ask, Failed
 from engine.doctor import network
 from engine.doctor.check import Check, Checks, failed, ok, skipped
+from engine.doctor.interconnect import IB_VARIABLES, not_ready, ports
 from engine.doctor.limits import CHECKS
 from engine.doctor.software import Software
 from engine.launch.checks.interface import listening_address
@@ -43,10 +45,18 @@ def limits(need: dict[str, Any], variables: dict[str, str], peers: list[str]) ->
     return [asdict(check) for check in checks.found]
 
 
+def network_cards(variables: dict[str, str]) -> dict[str, Any]:
+    """Return the ports of this host's network cards, and the variables by which NCCL selects among them."""
+    selecting = {name: value for name, value in {**os.environ, **variables}.items() if name in IB_VARIABLES}
+    return {"ports": ports(), "variables": selecting}
+
+
 def gpus(need: Need) -> Check:
     """Check that there is a GPU for each rank of this host."""
     if not need.gpus:
         return skipped("GPUs", "ranks run on CPUs")
+    if not_ready():
+        return skipped("GPUs", "the driver waits for the fabric manager")
     found = visible_gpus()
     if found < need.ranks:
         hint = "set its slots in the hostfile to that number, or check `nvidia-smi` there"
@@ -78,7 +88,7 @@ def connect(host: str, port: int) -> float:
 
 
 _QUESTIONS: dict[str, Callable[..., Any]] = {
-    one.__name__: one for one in (clock, software, limits, shared, listen, connect)
+    one.__name__: one for one in (clock, software, limits, network_cards, shared, listen, connect)
 }
 
 

@@ -7,7 +7,7 @@ import secrets
 import selectors
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ from engine.config.devices import uses_gpus
 from engine.control.link import Link
 from engine.control.protocol import Answer, Ask, Failed, ProtocolError
 from engine.doctor.check import Check, Checks, failed, ok, warning
+from engine.doctor.interconnect import IB_VARIABLES, Cards, Port, cards, compare
 from engine.doctor.software import Software, extras
 from engine.doctor.storage import PREFIX, nearest
 from engine.errors import PreflightError
@@ -114,6 +115,12 @@ def look_at(job: Job, logs: Path) -> list[Check]:
         launcher.start(node_commands(job, folder, None), folder)
         hosts = [_Host(cluster.nodes[number], number, launcher, link) for number, link in launcher.poll()]
         found = list(pool.map(partial(_checks, ours), hosts))
+        # Cards are judged together: what one host lacks may be what all others have.
+        if ours.need.gpus and len(hosts) > 1:
+            answers = zip(hosts, pool.map(partial(_cards, variables), hosts), strict=True)
+            checks = compare({host.node.host: one for host, one in answers if one is not None})
+            for host in hosts:
+                found[host.number] += [checks[host.node.host]] if host.node.host in checks else []
         # Others connect to the agent and the ranks of the first host, which firewalls between hosts may block.
         if not hosts[0].lost and len(hosts) > 1:
             place = ours.addresses[0], hosts[0].ask("listen", ours.variables, ours.addresses[1])
@@ -223,6 +230,17 @@ def _limits(host: _Host, ours: _Ours) -> list[Check]:
     need = ours.need._replace(ranks=host.node.devices)
     answers = host.ask("limits", need._asdict(), ours.variables, peers)
     return [Check(**{**answer, "message": f"{host.node.host}: {answer['message']}"}) for answer in answers]
+
+
+def _cards(variables: Mapping[str, str], host: _Host) -> Cards | None:
+    """Return what NCCL makes of the network cards of a host; None if it is lost, which its checks report."""
+    if host.lost:
+        return None
+    try:
+        answer = host.ask("network_cards", {name: variables[name] for name in IB_VARIABLES if name in variables})
+    except (_AnswerError, _LostError):
+        return None
+    return cards([Port(*one) for one in answer["ports"]], answer["variables"])
 
 
 def _meets(place: tuple[str, int], host: _Host) -> Check:

@@ -1,6 +1,6 @@
 """Checks what the operating system allows: open files, locked memory, processes, host memory and shared memory.
 
-Also shows which processors ranks on GPUs would run on.
+Also on every host: which processors ranks on GPUs would run on, and what connects GPUs (interconnect.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from engine.cluster.gpus import gpus
 from engine.cluster.numa import listed, node_of, of_ranks, spans_nodes
 from engine.config.units import counted, format_bytes
 from engine.doctor.check import Check, failed, ok, skipped, warning
+from engine.doctor.interconnect import direct, fabric_manager
 from engine.launch.checks.ready import SOCKETS, Need, most_threads
 
 SHARED = Path("/dev/shm")
@@ -133,4 +134,6 @@ CHECKS: dict[str, Callable[[Need], Check]] = {
     "memory": memory,
     "shared memory": shared_memory,
     "processors": processors,
+    "GPUDirect RDMA": direct,
+    "fabric manager": fabric_manager,
 }

@@ -1,4 +1,4 @@
-"""A folder in place of /sys, which says where processors and GPUs are."""
+"""A folder in place of /sys, which says where processors and GPUs are, and which network cards there are."""
 
 from __future__ import annotations
 
@@ -15,4 +15,17 @@ def fake(sys: Path, nodes: list[str], gpus: dict[str, str]) -> Path:
         place = sys / "bus/pci/devices" / pci
         place.mkdir(parents=True)
         (place / "numa_node").write_text(f"{text}\n")
+    return sys
+
+
+def with_cards(sys: Path, ports: dict[str, tuple[str, str, float]]) -> Path:
+    """Add ports of network cards, such as mlx5_0:1, with their state, link layer and Gb/s."""
+    (sys / "class/infiniband").mkdir(parents=True, exist_ok=True)
+    for name, (state, layer, rate) in ports.items():
+        card, _, number = name.partition(":")
+        place = sys / "class/infiniband" / card / "ports" / number
+        place.mkdir(parents=True)
+        (place / "state").write_text(f"{'4' if state == 'ACTIVE' else '1'}: {state}\n")
+        (place / "link_layer").write_text(f"{layer}\n")
+        (place / "rate").write_text(f"{rate:g} Gb/sec (4X NDR)\n")
     return sys

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.sysfs import with_cards
 from tests.doctor.planted import (
     ROOT,
     can_mount,
@@ -180,3 +181,23 @@ def test_a_host_that_dies_in_the_middle(tmp_path: Path, hosts: list[str], health
     (tmp_path / "site" / "sitecustomize.py").write_text(lines)
     doctor = second(tmp_path, hosts, f"export PYTHONPATH={tmp_path}/site")
     assert wrong_ones(doctor) - healthy == {"host 2: versions"}
+
+
+@pytest.mark.skipif(not MOUNTS, reason="this process may not mount a file system")
+def test_a_host_with_other_network_cards(tmp_path: Path, hosts: list[str]) -> None:
+    """Mixed or fewer cards make a run slow. On a host without InfiniBand, NCCL hangs."""
+    up, ethernet = ("ACTIVE", "InfiniBand", 400.0), ("ACTIVE", "Ethernet", 100.0)
+    cards = {f"mlx5_{number}:1": up for number in range(4)}
+    first = with_cards(tmp_path / "first", cards)
+    others = {"mixed": {**cards, "mlx5_9:1": ethernet}, "none": {}}
+    states = {"mixed": ("ok", "warning"), "none": ("ok", "failed")}
+    for name, ports in others.items():
+        sys = with_cards(tmp_path / name, ports)
+        inside = f'exec unshare --mount sh -c \'mount --rbind {sys} /sys && exec sh -c "$0"\' "$command"'
+        path = ssh(tmp_path / f"ill-{name}", f'case "$*" in *{SECOND}*)\n{inside}\n;; esac')
+        command = ["unshare", "--mount", "sh", "-c", f'mount --rbind {first} /sys && exec "$@"', "sh"]
+        doctor = examined([*command, *quick(GPUS[0], *hosts)], environment(path))
+        checks = [named(doctor, f"host {number}: InfiniBand") for number in (1, 2)]
+        assert tuple(check["state"] for check in checks) == states[name]
+        assert name != "mixed" or "NCCL_IB_HCA='=mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_3:1'" in checks[1]["hint"]
+        assert checks[1]["section"] == "hosts" and SECOND in checks[1]["message"]
