@@ -106,6 +106,6 @@ class OneRank:
 
     def estimated(self, tokens: int, ratio: float) -> int:
         """Estimate the peak bytes of tensors in a step of one micro-batch, without CUDA context and fragmentation."""
-        load = Load(tokens, tokens, round(PPM * ratio), first=True)
+        load = Load(tokens, tokens, round(PPM * ratio))
         found = estimate(Job(self.config), load)
         return found.peak - found.items["other"]

@@ -46,10 +46,6 @@ def least_ratio(
     ratio = np.zeros(len(tokens), dtype=np.int64)
     available = memory - costs.fixed_bytes - costs.ring_bytes * buffers
     stays = np.minimum(capacity, (available - costs.working(largest)) // costs.token_bytes)
-    waiting = costs.in_flight - 1
-    if waiting > 0:  # of these, what stays is there when two layers are left, and when the pass ends, too
-        beside = available - np.maximum(costs.two_left(largest), costs.passing_bytes + costs.instants[0].of(largest))
-        stays = np.minimum(stays, beside * costs.in_flight // (costs.token_bytes * waiting))
     large = np.flatnonzero((tokens > 0) & (tokens > stays))
     if len(large) == 0 or costs.layers <= 2:
         return ratio

@@ -60,14 +60,12 @@ class Costs:
     instants: tuple[Instant, ...]  # other bytes of a micro-batch; [0]: in a layer's backward pass, then at the loss
     ring_bytes: int  # ring buffers, per token of a ring's largest shard
     fixed_bytes: int  # model states and ZeRO's buffers on the device
-    passing_bytes: int  # gradients that grow during the backward pass while saved activations are released
     forward_hop_bytes: int  # K,V of a token in all layers, sent once
     backward_hop_bytes: int  # dK,dV of a token in all layers, sent once
     forward_rings: int  # passes in which K,V travel: 2, or 3 if the forward pass is recomputed
     counts_bytes: int  # of a shard's message of expert counts, sent once in each hop of its rounds; 0 without counts
     host_fixed_bytes: int = 0  # model states on the host, and the share of Ray's memory (sizes.py)
     closing_bytes: int = 0  # in addition to the states at the end of a step, after activations are released
-    filling_bytes: int = 0  # part of `fixed_bytes` that a step allocates only during its first backward pass
     in_flight: int = 1  # micro-batches whose activations a device holds at once, counted in `token_bytes`
     slice_kv_bytes: int = 0  # per token of a slice that later slices attend to: its K,V, until its backward pass
     slice_dkv_bytes: int = 0  # per token of the same, from the backward pass of the last slice on: gradients of K,V
@@ -153,54 +151,35 @@ class Costs:
         tokens: Ints,
         ring_tokens: Ints,
         offload: Ints | int = 0,
-        first: Any = False,
         waiting: Sequence[Ints] | None = None,
     ) -> Ints:
         """Peak bytes on a device of a rank in micro-batches of `tokens` [M] with offload ratio `offload` (ppm).
 
         `ring_tokens` [M] is the size of the ring buffers: the sum of the largest shards of all rings of a micro-batch.
-        `first` is true for the first micro-batch of a rank in a step. `waiting` has for each stage the tokens [M] of
-        other micro-batches in flight whose activations are on the device (planner/plan/loads.py); None: as many as in
-        1F1B, all as large as this one. The result is at least the bytes at the end of the step (`closing_bytes`), where
-        activations are already released.
+        `waiting` has for each stage the tokens [M] of other micro-batches in flight whose activations are on the device
+        (planner/plan/loads.py); None: as many as in 1F1B, all as large as this one. The result is at least the bytes at
+        the end of the step (`closing_bytes`), where activations are already released.
         """
-        during = self.fullest(tokens, offload, first, None if waiting is None else waiting[0])
+        during = self.fullest(tokens, offload, None if waiting is None else waiting[0])
         peak = self.fixed_bytes + np.maximum(during + self.ring_bytes * ring_tokens, self.closing_bytes)
         # Stages are different devices: the fullest one decides whether a plan fits.
         for number, stage in enumerate(self.later_stages, start=1):
             own = None if waiting is None else waiting[number : number + 1]
-            peak = np.maximum(peak, stage.peak_bytes(tokens, ring_tokens, offload, first, own))
+            peak = np.maximum(peak, stage.peak_bytes(tokens, ring_tokens, offload, own))
         return peak
 
-    def fullest(self, tokens: Ints, offload: Ints | int, first: Any = False, waiting: Ints | None = None) -> Ints:
-        """Peak bytes of micro-batches without states and ring buffers: the largest of three instants (docs/memory.md).
+    def fullest(self, tokens: Ints, offload: Ints | int, waiting: Ints | None = None) -> Ints:
+        """Peak bytes of micro-batches without states and ring buffers: when the backward pass begins (docs/memory.md).
 
         In a pipeline those of the first stage. `waiting` [M] are the tokens of the micro-batches that wait for their
         backward pass; None: as many as in 1F1B, all as large as this one.
-
-        When the backward pass begins: all activations that were not offloaded. When two layers are left: the
-        activations of these layers, copied back if they were offloaded, and the passing gradients of the others. At its
-        end: all passing gradients. At the first two, a step's first micro-batch has not yet allocated `filling_bytes`.
         """
-        fill = np.where(first, self.filling_bytes, 0)
         own = self.resident_here(tokens, offload)
         if waiting is None:
             waiting = (self.in_flight - 1) * own
         # `token_bytes` is already times `in_flight`, but `own` and `waiting` are the tokens of all: so it is divided,
         # rounded up.
-        begins = -(-self.token_bytes * (own + waiting) // self.in_flight) + self.working(tokens) - fill
-        # What the other micro-batches in flight hold stays until the pass ends.
-        others = self.token_bytes * waiting // self.in_flight
-        two_left = self.two_left(tokens) + others - fill * min(2, self.layers) // self.layers
-        return np.maximum(np.maximum(begins, two_left), self.passing_bytes + self.instants[0].of(tokens) + others)
-
-    def two_left(self, tokens: Ints) -> Ints:
-        """Bytes of micro-batches on the first stage when two layers of their backward pass are left (`fullest`)."""
-        left = min(2, self.layers)
-        # Exact: `most_tokens` relies on it.
-        two = -(-self.token_bytes * left * tokens // (self.layers * self.in_flight))
-        passing = (self.layers - left) * self.passing_bytes // self.layers
-        return two + passing + self.instants[0].of(tokens)
+        return -(-self.token_bytes * (own + waiting) // self.in_flight) + self.working(tokens)
 
     def working(self, tokens: Any) -> Any:
         """Bytes of a micro-batch in addition to what its layers save, at the fullest of `instants`.
@@ -235,14 +214,10 @@ class Costs:
         """Most tokens of a micro-batch, all in rings, that fit on a device of this size without offload; 0 if none."""
         if self.later_stages:
             return min(stage.most_tokens(device_memory) for stage in self.stages)
-        # Without offload, the instant with two layers left (`fullest`) never needs the most.
         available, saved = device_memory - self.fixed_bytes, self.token_bytes + self.ring_bytes
         if available < self.closing_bytes:
             return 0
-        most = [instant.most(available, saved) for instant in self.instants]
-        others = -(-self.token_bytes * (self.in_flight - 1) // self.in_flight)
-        most.append(self.instants[0].most(available - self.passing_bytes, others + self.ring_bytes))
-        return max(0, min(most))
+        return max(0, min(instant.most(available, saved) for instant in self.instants))
 
     def seconds(self, ns: float) -> float:
         return ns / NS
@@ -272,9 +247,7 @@ def _bytes(config: Config, ranks: int) -> list[dict[str, Any]]:
                 # In a pipeline, slices have buffers even on a single rank.
                 "ring_bytes": -(-activations.ring_bytes(model, dtype, pp) // tp) if ranks > 1 or pp > 1 else 0,
                 "fixed_bytes": held[stage].device,
-                "passing_bytes": held[stage].passing,
                 "closing_bytes": held[stage].closing,
-                "filling_bytes": held[stage].filling,
                 # The same for all stages, because limits of host memory are: each subtracts it from a rank's memory.
                 "host_fixed_bytes": max(one.host for one in held) + ray_bytes(config),
             }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.config import schema
-from engine.cost.table import ALWAYS, END, FIRST, GROWS, HOST, letters, total
+from engine.cost.table import ALWAYS, END, HOST, letters, total
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,7 @@ class States:
     optimizer: int
     gather_buffers: int  # ZeRO's buffers: gathered layers, and gradients during their reduction
     host: int  # on the host
-    passing: int  # gradients that grow during each backward pass while saved activations are released
     closing: int  # copies for reduction and update at the end of a step, after activations are released
-    filling: int  # part of `gradients` not yet allocated when the first backward pass of a step begins
 
     @property
     def device(self) -> int:
@@ -36,7 +34,5 @@ def states(config: schema.Config, ranks: int, stage: int = 0) -> States:
         optimizer=total(ALWAYS, values, item="optimizer"),
         gather_buffers=total(ALWAYS, values, item="gather_buffers"),
         host=total(HOST, values),
-        passing=total(GROWS, values),
         closing=max(0, total(END, values)),
-        filling=total(FIRST, values),
     )

@@ -66,9 +66,7 @@ LOSS_MANY = "Loss, larger chunks"
 LOSS_END = "Loss, end"
 HEAD = "Reduction of the head's gradient"
 RINGS = "Ring buffers, per token of a ring's largest shard"
-GROWS = "Grows during the backward pass, while saved activations are released"
 END = "End of the step: reduction and update"
-FIRST = "Not yet allocated when the first backward pass of a step begins"
 
 DEVICE, TOKEN, TILE = "device", "token", "token of a tile"
 

@@ -107,15 +107,14 @@ def estimate_plans(job: Job, plans: Iterable[StepPlan]) -> Estimate:
     worst: dict[int, tuple[int, Load]] = {}  # by rank of `_kinds`: peak bytes, and the micro-batch that needs them
     for plan in plans:
         tokens, buffers = micro_loads(plan)
-        first = np.isin(np.arange(plan.micro_batches), plan.micro_start)
-        peaks = peak_bytes(plan, costs, first)
+        peaks = peak_bytes(plan, costs)
         waiting = in_flight(plan, costs).tokens.T if plan.mode == "pipeline" else None
         for rank in _kinds(settings):
             own = np.flatnonzero(memory[plan.micro_rank] == memory[rank])
             if len(own):
                 at = own[np.argmax(peaks[own])]
                 others = None if waiting is None else tuple(waiting[at].tolist())
-                load = Load(int(tokens[at]), int(buffers[at]), int(plan.offload[at]), bool(first[at]), others)
+                load = Load(int(tokens[at]), int(buffers[at]), int(plan.offload[at]), others)
                 worst[rank] = max(worst.get(rank, (-1, load)), (int(peaks[at]), load), key=lambda found: found[0])
     return _nearest(_of(job, rank, load) for rank, (_, load) in worst.items())
 
@@ -167,8 +166,7 @@ def _of(job: Job, rank: int, load: Load) -> Estimate:
     each = settings.costs.stages
     waiting = [None] * len(each) if load.waiting is None else [[np.int64(others)] for others in load.waiting]
     peaks = [
-        int(one.peak_bytes(tokens, buffers, load.offload, load.first, others))
-        for one, others in zip(each, waiting, strict=True)
+        int(one.peak_bytes(tokens, buffers, load.offload, others)) for one, others in zip(each, waiting, strict=True)
     ]
     peak = max(peaks)
     stage = peaks.index(peak)
@@ -184,7 +182,7 @@ def _of(job: Job, rank: int, load: Load) -> Estimate:
     rings = costs.ring_bytes * load.buffers
     items = {
         "parameters": held.parameters,
-        # The rest of the peak: gradients that grow in the backward pass, and copies for reduction and update.
+        # The rest of the peak, if that is the end of the step: copies for reduction and update.
         "gradients": held.gradients + peak - costs.fixed_bytes - saved - working - rings,
         "optimizer": held.optimizer,
         "activations": saved + layer,

@@ -30,7 +30,6 @@ class Load:
     tokens: int
     buffers: int  # tokens of ring buffers: the largest shards of its rings, summed
     offload: int  # offload ratio, ppm
-    first: bool = False  # whether it is its rank's first micro-batch of the step
     waiting: tuple[int, ...] | None = None  # in a pipeline: tokens of others in flight on each stage; None: as in 1F1B
 
 

@@ -63,7 +63,7 @@ def test_states_are_sharded_over_all_ranks() -> None:
 
 
 def test_most_tokens_is_the_last_that_fits() -> None:
-    for memory in (COSTS.fixed_bytes + COSTS.passing_bytes, 2000, 5000, 10**6):
+    for memory in (COSTS.fixed_bytes + 500, 2000, 5000, 10**6):
         most = COSTS.most_tokens(memory)
         assert most == 0 or COSTS.peak_bytes(ints(most), ints(most))[0] <= memory
         assert COSTS.peak_bytes(ints(most + 1), ints(most + 1))[0] > memory
@@ -78,15 +78,12 @@ def test_the_end_of_a_step_has_no_activations_beside_it() -> None:
     assert costs.most_tokens(few - 1) == 0 < costs.most_tokens(few) == COSTS.most_tokens(few)
 
 
-def test_the_first_micro_batch_has_no_gradients_when_its_backward_pass_begins() -> None:
+def test_the_peak_is_where_the_backward_pass_begins() -> None:
     """By hand: each token has 100 bytes saved, 10 in a layer's backward pass, 40 + 6 in the loss; four layers."""
-    costs = replace(COSTS, passing_bytes=0, filling_bytes=400, ring_bytes=0)
-    tokens, flags = ints(50, 50), np.array([True, False])
-    assert costs.peak_bytes(tokens, tokens, 0, flags).tolist() == [1000 + 5000 + 500 - 400, 1000 + 5000 + 500]
-    two_left = 1000 + 2500 + 500
-    assert costs.peak_bytes(tokens, tokens, PPM, flags).tolist() == [two_left - 200, two_left]
-    tokens = ints(1, 1)
-    assert costs.peak_bytes(tokens, tokens, 0, flags).tolist() == [1000 + 10, 1000 + 100 + 46]
+    costs = replace(COSTS, ring_bytes=0)
+    tokens = ints(50, 1)
+    assert costs.peak_bytes(tokens, tokens).tolist() == [1000 + 5000 + 500, 1000 + 100 + 46]
+    assert costs.peak_bytes(tokens, tokens, PPM).tolist() == [1000 + 2500 + 500, 1000 + 100 + 46]
 
 
 def test_a_data_sheets_rates_are_those_of_the_model() -> None:
@@ -408,14 +405,10 @@ def test_equation_3_for_any_number_of_layers(tokens: int, offload: int, layers: 
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
-def test_offload_frees_what_it_moves_until_gradients_take_its_place(tokens: int, offload: int) -> None:
+def test_offload_frees_what_it_moves(tokens: int, offload: int) -> None:
     kept, moved = (int(COSTS.peak_bytes(ints(tokens), ints(0), ratio)[0]) for ratio in (0, offload))
     host = int(COSTS.host_bytes(ints(tokens), offload)[0])
-    assert moved <= kept
-    assert kept - moved <= host
-    two_left = COSTS.token_bytes * tokens // 2 + COSTS.passing_bytes // 2  # of four layers
-    least = COSTS.fixed_bytes + COSTS.instants[0].of(tokens) + max(COSTS.passing_bytes, two_left)
-    assert moved == max(kept - host, least) or tokens * COSTS.token_bytes < COSTS.passing_bytes
+    assert kept - moved == host
 
 
 @given(st.integers(0, 10**7))

@@ -57,14 +57,14 @@ def changed(config: Config, keys: dict[str, Any]) -> Config:
     )
 
 
-@given(st.sampled_from(sorted(MODELS)), CONFIGS, st.integers(0, 10**6), st.integers(0, PPM), st.booleans())
+@given(st.sampled_from(sorted(MODELS)), CONFIGS, st.integers(0, 10**6), st.integers(0, PPM))
 def test_the_items_add_up_to_what_verify_counts_and_the_allowances(
-    name: str, keys: dict[str, Any], tokens: int, offload: int, first: bool
+    name: str, keys: dict[str, Any], tokens: int, offload: int
 ) -> None:
     config = changed(MODELS[name], keys)
     settings = Job(config).settings
-    found = estimate(Job(config), Load(tokens, tokens // 2, offload, first))
-    counted = int(settings.costs.peak_bytes(np.int64(tokens), np.int64(tokens // 2), offload, first))
+    found = estimate(Job(config), Load(tokens, tokens // 2, offload))
+    counted = int(settings.costs.peak_bytes(np.int64(tokens), np.int64(tokens // 2), offload))
     assert all(item >= 0 for item in found.items.values())
     allowance = Allowance.of(config, Job(config).cluster)
     assert sum(found.items.values()) == found.peak == counted + allowance.context + allowance.fragmentation(counted)
@@ -140,9 +140,7 @@ def test_the_worst_of_planned_steps() -> None:
     found, peaks = estimate_plans(Job(config), plans), []
     for plan in plans:
         tokens, buffers = micro_loads(plan)
-        begins = set(plan.micro_start.tolist())
-        for micro, load_ in enumerate(zip(tokens, buffers, plan.offload, strict=True)):
-            peaks.append(settings.costs.peak_bytes(*load_, first=micro in begins))
+        peaks += settings.costs.peak_bytes(tokens, buffers, plan.offload).tolist()
     assert found.peak - found.items["other"] == max(peaks)
     assert found.as_json()["tokens"] == found.load.tokens <= 2048
 

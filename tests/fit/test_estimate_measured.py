@@ -194,8 +194,7 @@ def estimated(config: Config, plan: StepPlan, rank: int) -> Estimate:
     """The estimate of a rank's last micro-batch."""
     tokens, buffers = micro_loads(plan)
     last = int(plan.micro_start[rank + 1]) - 1
-    first = last == int(plan.micro_start[rank])
-    load = Load(int(tokens[last]), int(buffers[last]), int(plan.offload[last]), first)
+    load = Load(int(tokens[last]), int(buffers[last]), int(plan.offload[last]))
     return estimate(Job(config), load)
 
 

@@ -52,7 +52,6 @@ COSTS = Costs(
     instants=(Instant(0, 10), Instant(40, 6)),
     ring_bytes=5,
     fixed_bytes=1000,
-    passing_bytes=500,
     forward_hop_bytes=8,
     backward_hop_bytes=16,
     forward_rings=2,

@@ -311,7 +311,7 @@ def test_what_only_settings_decide_is_not_computed_at_each_step(monkeypatch: pyt
     """What fits without offload: from the second step on, costs give times only."""
     ours = replace(settings("adaptive", 8, 64), offload=PPM, host_memory=2**40)
     plan_step(ints(*range(1, 60)), ours)
-    for name in ("peak_bytes", "working", "most_tokens", "two_left"):
+    for name in ("peak_bytes", "working", "most_tokens"):
         monkeypatch.delattr(f"engine.cost.model.Costs.{name}")
     step = ints(*range(1, 65))
     assert plan_step(step, ours).sequence_lengths.tolist() == step.tolist()

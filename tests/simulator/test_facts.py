@@ -106,9 +106,7 @@ def peak(micro: MicroBatch, settings: PlanSettings) -> int:
     of_four = 2 + 2 * (1 - Fraction(round(1e6 * micro.offload), 10**6))  # layers whose activations stay
     saved = costs.token_bytes * math.ceil(sum(shards) * of_four / 4)
     working = [instant.fixed + instant.token * sum(shards) for instant in costs.instants]
-    two_left = (costs.token_bytes * sum(shards) + costs.passing_bytes) // 2 + working[0]  # of four layers
-    fullest = max(saved + max(working), two_left, costs.passing_bytes + working[0])
-    return costs.fixed_bytes + fullest + costs.ring_bytes * rings
+    return costs.fixed_bytes + saved + max(working) + costs.ring_bytes * rings
 
 
 def test_facts(plan: StepPlan) -> None:

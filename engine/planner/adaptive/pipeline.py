@@ -98,7 +98,7 @@ def jobs_of(plan: StepPlan, settings: PlanSettings) -> tuple[Jobs, Ints]:
     linked[plan.slot[plan.shard_micro[plan.before[plan.shard_slice] > 0]]] = True
     largest, most = int(tokens.max()), np.zeros(settings.stages, dtype=np.int64)
     for number, one in enumerate(costs.stages):
-        besides = one.passing_bytes + int(one.working(largest)) + one.ring_bytes * int(buffers.max())
+        besides = int(one.working(largest)) + one.ring_bytes * int(buffers.max())
         if plan.offload.any():  # two layers are copied back
             besides += one.token_bytes * 2 * largest // (one.layers * one.in_flight)
         saved = int(settings.cluster.memory.min()) - one.fixed_bytes - besides

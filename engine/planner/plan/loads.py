@@ -16,7 +16,7 @@ from engine.cost.model import Costs
 from engine.cost.times import Rates, pairs_upto, rounds_per_call
 from engine.planner.plan.schedule import call_of_round, call_start, chunk_start
 from engine.planner.plan.step_plan import RankPlan, StepPlan
-from engine.units import Bools, Floats, Ints
+from engine.units import Floats, Ints
 
 
 def shard_tokens(plan: StepPlan) -> Ints:
@@ -138,14 +138,11 @@ def _as_tokens(held_bytes: Ints, stage: Costs) -> Ints:
     return -(-held_bytes * stage.in_flight // max(1, stage.token_bytes))
 
 
-def peak_bytes(plan: StepPlan, costs: Costs, first: Bools | bool = False) -> Ints:
-    """Return the peak bytes of a device in each micro-batch of any plan, [M]; in a pipeline on the stage that decides.
-
-    `first` is that of `Costs.peak_bytes`.
-    """
+def peak_bytes(plan: StepPlan, costs: Costs) -> Ints:
+    """Return the peak bytes of a device in each micro-batch, [M]; in a pipeline on the stage that decides."""
     tokens, buffers = micro_loads(plan)
     waiting = list(in_flight(plan, costs).tokens) if plan.mode == "pipeline" else None
-    return costs.peak_bytes(tokens, buffers, plan.offload, first, waiting)
+    return costs.peak_bytes(tokens, buffers, plan.offload, waiting)
 
 
 def host_bytes(plan: StepPlan, costs: Costs, held: InFlight) -> Ints:

@@ -31,7 +31,7 @@ def test_every_sequence_is_split_over_all_ranks_of_one_group(data: st.DataObject
 def test_buffers_of_uneven_rings_are_counted_where_a_micro_batch_needs_offload() -> None:
     """Three rings put 12 tokens on the second rank, whose buffers have the first rank's size, 15 tokens."""
     asked = settings("static", ranks=2, capacity=15, context=30)
-    costs = replace(asked.costs, layers=32, ring_bytes=300, passing_bytes=0)
+    costs = replace(asked.costs, layers=32, ring_bytes=300)
     device = int(costs.peak_bytes(ints(12), ints(15), 300_000)[0])
     full = int(costs.peak_bytes(ints(15), ints(15), 1_000_000)[0])
     asked = replace(settings("static", 2, 15, context=30, device_memory=max(device, full)), costs=costs)

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from math import ceil, floor
+from math import ceil
 
 import numpy as np
 
@@ -217,10 +217,7 @@ def _fits(
     layer, loss = (instant.fixed + instant.token * tokens for instant in costs.instants)
     each = Fraction(costs.token_bytes, costs.in_flight)  # of one micro-batch
     saved = each * (stays + waiting)
-    left = Fraction(min(2, costs.layers), costs.layers)  # the layers that are back at the end of the backward pass
-    two_left = ceil(left * each * tokens) + floor((1 - left) * costs.passing_bytes) + layer + each * waiting
-    fullest = max(saved + layer, saved + loss, two_left, costs.passing_bytes + layer + each * waiting)
-    peak = costs.fixed_bytes + max(fullest + costs.ring_bytes * buffers, costs.closing_bytes)
+    peak = costs.fixed_bytes + max(saved + max(layer, loss) + costs.ring_bytes * buffers, costs.closing_bytes)
     if plan.mode == "pipeline":  # the host reserves as much for each as the largest one of the rank needs
         count = (micro.offload > 0) + sum(count for other, count in others if other.offload > 0)
         host = count * max(_held(plan, rings, one) - _stays(plan, rings, one, costs.layers) for one in own)

@@ -204,11 +204,10 @@ def test_micro_batches_in_flight_must_fit_together() -> None:
     """At the first backward pass, that of 3 tokens, rank 0 holds 4 + 5 others. K,V of the first slice, of 4 tokens, and
     their gradients count as 1 + 2 tokens.
 
-    It needs the most when the pass ends, with all gradients. Its ring of two, whose calls have one round of four,
-    counts with a quarter of 4 + 3 tokens.
+    Its ring of two, whose calls have one round of four, counts with a quarter of 4 + 3 tokens.
     """
     costs = staged_costs(2, replace(COSTS, slice_kv_bytes=10, slice_dkv_bytes=30))
-    needs = 1000 + 100 * (4 + 5 + 1 + 2) + 500 + 10 * 3 + 5 * 2
+    needs = 1000 + 100 * (3 + 4 + 5 + 1 + 2) + (40 + 6 * 3) + 5 * 2
     for spare, fits in ((0, True), (-1, False)):
         own = replace(settings(ranks=2, mode="pipeline", stages=2, device_memory=needs + spare), costs=costs)
         if fits:

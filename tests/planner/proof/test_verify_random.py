@@ -169,8 +169,11 @@ LIMITS = ("device memory", "host memory", "capacity", "peers")
 
 
 def one_less(plan: StepPlan, asked: PlanSettings, limit: str) -> tuple[StepPlan, PlanSettings]:
-    """The plan under settings with one limit lower by one: a byte, a token or a peer."""
-    if limit == "device memory":
+    """The plan under settings with one limit lower by one: a byte, a token or a peer.
+
+    The host's memory is a limit only for plans that offload; for others that of the device takes its place.
+    """
+    if limit == "device memory" or (limit == "host memory" and not asked.host_memory):
         cluster = replace(asked.cluster, device_memory=asked.cluster.device_memory - 1)
         return plan, replace(asked, cluster=cluster)
     if limit == "host memory":
