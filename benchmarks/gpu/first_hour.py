@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -148,8 +150,10 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) 
         print(f"all: at most {sum(part.limit_s for part in parts) / 60:.0f} minutes")
         return 0
     began = time.monotonic()
+    if not options.dry_run:
+        unpack()
     if missing := not_installed():
-        install()
+        install("wheels")
         missing = not_installed()
     if missing:
         print(f"not installed: {', '.join(missing)}; parts that need them fail", file=sys.stderr)
@@ -208,9 +212,33 @@ def not_installed() -> list[str]:
     return [package for module, package in NEEDED.items() if find_spec(module) is None]
 
 
-def install() -> None:
-    """Install the prepared wheels, if there are any. Nothing is fetched."""
-    if wheels := [str(wheel) for wheel in sorted((ROOT / "prepared" / "wheels").glob("*.whl"))]:
+def unpack() -> None:
+    """Unpack what prepared.py has packed: NCCL's library, beside its packed form, and large wheels, which are installed.
+
+    A wheel of which a piece is missing is left out.
+    """
+    packed = defaultdict[str, list[Path]](list)
+    for path in sorted((ROOT / "prepared").glob("*/*.xz")):
+        packed[path.stem].append(path)
+    wheels = ROOT / "prepared" / "large"
+    for name, paths in packed.items():
+        target = (wheels if name.endswith(".whl") else paths[0].parent) / name
+        if target.exists():
+            continue
+        try:
+            content = lzma.decompress(b"".join(path.read_bytes() for path in paths))
+        except lzma.LZMAError as error:
+            print(f"{name}: {len(paths)} pieces are not all of it: {error}", file=sys.stderr)
+            continue
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(content)
+        if target.parent == wheels:
+            install("large")
+
+
+def install(folder: str) -> None:
+    """Install the wheels in a folder of prepared/, if there are any. Nothing is fetched."""
+    if wheels := [str(wheel) for wheel in sorted((ROOT / "prepared" / folder).glob("*.whl"))]:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", *wheels]
         subprocess.run(command, check=False)
 

@@ -1,7 +1,7 @@
 """Several ranks on one GPU over NCCL: process groups, rings, ZeRO, tensor, pipeline and expert parallelism, faults.
 
 `python benchmarks/gpu/nccl.py [--only groups|training|faults] [--json FILE] [--dry-run]`. Needs NCCL 2.30 or newer;
-ranks load prepared/libnccl.so.2 if it is there. Ranks take turns on the GPU, so no time here says anything about
+ranks load prepared/nccl/libnccl.so.2 if it is there. Ranks take turns on the GPU, so no time here says anything about
 several GPUs.
 
     groups    for each mesh: all its groups are made, sum and exchange the right values; MiB of GPU memory that each
@@ -47,7 +47,7 @@ from engine.parallel import groups as joining
 from engine.run.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
-PREPARED = ROOT / "prepared" / "libnccl.so.2"  # a newer NCCL than that of PyTorch
+PREPARED = ROOT / "prepared" / "nccl" / "libnccl.so.2"  # a newer NCCL than that of PyTorch
 # hdp, tp, pp, ep. All of a world of at most eight ranks in which another kind of group is made.
 MESHES = (
     *((2, 1, 1, 1), (4, 1, 1, 1), (1, 2, 1, 1), (2, 2, 1, 1), (1, 1, 2, 1), (2, 1, 2, 1), (1, 1, 3, 1), (1, 1, 4, 1)),
