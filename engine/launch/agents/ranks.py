@@ -200,23 +200,35 @@ def _wait(
         tick()
         if not nodes.looked:
             continue
-        if deadline is None and (rank := nodes.stopped()) is not None:
+        if deadline is not None:
+            continue
+        gpus = nodes.nodes[0].command.work.gpus
+        if (rank := nodes.stopped()) is not None:
             where = nodes.patience.where(rank)
             message = f"rank {rank} was stopped by a signal{where and f' in {where}'}; the others wait for it"
+            if gpus:
+                message += _recorded(nodes, folder, rank, _RECORDS_S)
             raise RankError(message, ExitCode.HANG, folder.log(rank), how_to_resume(folder), rank, nodes.hosts[rank])
-        if deadline is None and (hang := nodes.patience.hang()) is not None:
-            # The stacks must be in the logs before the error ends the ranks.
-            rank, gpus = hang.rank, nodes.nodes[0].command.work.gpus
-            nodes.tell(protocol.Stacks())
-            last = time.monotonic() + (_RECORDS_S if gpus else _STACKS_S)
-            while time.monotonic() < last:
-                nodes.look(POLL_S)
-            message = hang.message + _of_nccl(folder, len(nodes.hosts), rank)
+        if (hang := nodes.patience.hang()) is not None:
+            rank = hang.rank
+            message = hang.message + _recorded(nodes, folder, rank, _RECORDS_S if gpus else _STACKS_S)
             also = f", and operations of NCCL are in {folder.nccl_record(0).with_name('nccl-rank-*')}" if gpus else ""
             hint = f"what its threads do is in its log{also}; {how_to_resume(folder)}"
             raise RankError(message, ExitCode.HANG, folder.log(rank), hint, rank, nodes.hosts[rank])
     tick()
     return max(asked, _urgency(requests), nodes.asked_to_stop)
+
+
+def _recorded(nodes: Nodes, folder: RunFolder, rank: int, seconds: float) -> str:
+    """Let agents write the stacks of ranks, and ranks on GPUs NCCL's records: the error that follows ends them.
+
+    Returns which operation of NCCL cannot end, as `_of_nccl`.
+    """
+    nodes.tell(protocol.Stacks())
+    last = time.monotonic() + seconds
+    while time.monotonic() < last:
+        nodes.look(POLL_S)
+    return _of_nccl(folder, len(nodes.hosts), rank)
 
 
 def _urgency(requests: Sequence[int]) -> int:

@@ -22,6 +22,7 @@ from engine.launch.agents.ranks import InterruptedRunError, PreemptedError, Rank
 from engine.run.folder import RunFolder
 from tests.launch.agents.nodes import AGENT, WAITS, failure, node, real_rank, walks, work
 from tests.refusals import refused
+from tests.run.records import operation, write
 
 pytestmark = pytest.mark.long
 
@@ -370,6 +371,23 @@ def test_a_stopped_rank_is_named_with_its_place_within_seconds(folder: RunFolder
     assert "stopped by a signal in step 3 (forward, pass 1)" in problems[0].message
     assert time.monotonic() - began < 10
     assert not children() and not still_run(folder)
+
+
+def test_the_operation_of_nccl_that_waits_for_a_stopped_rank_is_named(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "_RECORDS_S", 0.5)
+    command = node(folder, real_rank(folder), real_rank(folder).replace("while", "os.kill(os.getpid(), 19)\n    while"))
+
+    def tick() -> None:
+        # Only the launcher takes the ranks for ranks on GPUs: their agent, which has started them, would look for GPUs.
+        object.__setattr__(command.work, "gpus", True)
+        write(folder, 0, {"0": [0, 1]}, operation("0", 7, "all_reduce", 1))
+
+    with failure(folder, 1, 124) as problems:
+        run_ranks([command], folder, tick, print)
+    said = "rank 0 waits in all_reduce [[8]]; there is no record of rank 1"
+    assert problems[0].message.endswith(f"; NCCL: collective 7 of the group of ranks 0, 1: {said}")
 
 
 def test_a_rank_that_is_stopped_for_a_moment_is_left_alone(folder: RunFolder) -> None:
