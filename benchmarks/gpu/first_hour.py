@@ -10,8 +10,8 @@ All limits together are longer than the default budget; --list prints their sum.
 than half of its limit, or than it took before. The result of the run before is kept as DIR/PART.old.
 
 --budget 15m is a separate plan for a GPU lent for 15 minutes, its start included: three calls, of which --call N
-runs one, so that results can be fetched in between. `prepared.py` runs before, where there is no GPU: then plans are
-read from prepared/, and packages that are missing are installed from prepared/wheels.
+runs one, so that results can be fetched in between. `prepared.py` runs before, where there is no GPU: then plans,
+packages that are missing and a newer NCCL come from prepared/. docs/gpu.md, "A GPU for 15 minutes", has the commands.
 
 --dry-run runs the code of every part in tiny sizes on the CPU, and prints the keys of its JSON. Exit codes: 0 if all
 selected parts are done; 1 if not; 3 without torch. This program needs the standard library only.
@@ -213,7 +213,7 @@ def not_installed() -> list[str]:
 
 
 def unpack() -> None:
-    """Unpack what prepared.py has packed: NCCL's library, beside its packed form, and large wheels, which are installed.
+    """Unpack what prepared.py has packed: NCCL's library, and large wheels, which are installed.
 
     A wheel of which a piece is missing is left out.
     """

@@ -8,7 +8,9 @@ several GPUs.
               communicator took from all ranks together, with the 2 CTAs that this mode allows (`mib`). `left out` is a
               pipeline of four stages whose inner stages leave out the split for the tied weight: it must hang on NCCL
     training  `bytescale train` of small models on the GPU; the losses against those of one CPU process
-    faults    a run whose rank is killed, and one whose rank is stopped (SIGSTOP): seconds, and losses after the restart
+    faults    errors of CUDA: which of them count as a failed GPU. A run whose rank is killed, and one whose rank is
+              stopped (SIGSTOP): seconds, the operation of NCCL that the message and the report name, and losses after
+              the restart
 
 The results are written after each case. Exit codes: 1 if a case fails, 4 if losses differ or what must hang does not, 3
 without a CUDA device. --dry-run does all of it over gloo, with fewer meshes and steps.
@@ -18,14 +20,17 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -34,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
 
 from benchmarks.gpu import on_gpu
 from benchmarks.gpu.on_gpu import Row
@@ -44,7 +50,11 @@ from engine.cluster.nccl import OF_ONE_GPU, ONE_GPU
 from engine.config.load import load
 from engine.control.control import Control
 from engine.parallel import groups as joining
+from engine.run.cause import Cause
+from engine.run.flight_recorder import first_mismatch
+from engine.run.folder import RunFolder
 from engine.run.metrics import read_metrics
+from engine.trainer.rank import explain
 
 ROOT = Path(__file__).parents[2]
 PREPARED = ROOT / "prepared" / "nccl" / "libnccl.so.2"  # a newer NCCL than that of PyTorch
@@ -264,41 +274,31 @@ def training(folder: Path, dry_run: bool) -> Iterator[Row]:
 
 
 def faults(folder: Path, dry_run: bool) -> Iterator[Row]:
-    """Harm a rank of a run in its second step; the run restarts by itself and goes on with the same losses.
-
-    `noticed_s` are the seconds between the end of the first step and the line about the restart.
-    """
+    """Cause errors of CUDA in processes of their own, then harm rank 1 of a run in its second step."""
+    for case in ERRORS:
+        yield _failing(case, dry_run)
     _write_text(folder)
     steps = 3 if dry_run else STEPS
-    keys = ("capacity=128", "run.chaos=true", "run.checkpoint_every=1")
+    base = ("capacity=128", "run.chaos=true", "run.checkpoint_every=1")
     reference: Losses | None = None
-    for fault in ("kill-rank", "stop-rank"):
-        row: Row = {"case": fault, "ranks": 2}
+    for case, (at, keys, found_of) in FAULTS.items():
+        row: Row = {"case": case, "ranks": 2}
         try:
             reference = reference or _train(folder / "alone", folder, steps, 1, False, REFERENCES["dense"], True)
-            out = folder / fault
+            out = folder / case
+            train = partial(_train, out, folder, steps, 2, False, (*base, *keys), dry_run)
             with ThreadPoolExecutor(1) as pool:
-                run = pool.submit(_train, out, folder, steps, 2, False, keys, dry_run)
+                run = pool.submit(train)
                 while not (out / "metrics.jsonl").exists() and not run.done():
                     time.sleep(0.05)
                 if not run.done():
-                    _bytescale("chaos", str(out), fault, "--rank", "1", "--step", "2")
-                done = run.result()
-            lines = [(at, line) for at, line in done.lines if "restart 1 of" in line]
-            first = next((at for at, line in done.lines if line.startswith("step 1/")), done.seconds)
-            row |= _compared(done, reference, steps)
-            row |= {"said": lines[0][1], "noticed_s": round(lines[0][0] - first, 1)} if lines else {"holds": False}
-            yield row
+                    _bytescale("chaos", str(out), case, "--rank", "1", "--step", "2", "--at", at)
+                wait([run])
+            done, found = found_of(RunFolder(out), run, train, dry_run)
+            row |= _compared(done, reference, steps) | found
+            yield row | {"holds": row["holds"] and found.get("holds", True)}
         except Exception as error:
             yield on_gpu.failed(row, error)
-
-
-def _write_text(folder: Path) -> None:
-    (folder / "text").mkdir(exist_ok=True)
-    words = ["ring", "rank", "stage", "expert", "group", "step", "token", "plan"]
-    for number in range(40):
-        text = " ".join(words[(number * 7 + place * (3 + number % 5)) % len(words)] for place in range(40 + 9 * number))
-        (folder / "text" / f"{number:02}.txt").write_text(text, encoding="utf-8")
 
 
 class Losses(NamedTuple):
@@ -307,6 +307,114 @@ class Losses(NamedTuple):
     losses: list[float]
     seconds: float
     lines: list[tuple[float, str]]
+
+
+Found = tuple[Losses, Row]  # of a run and its restart; what was noticed
+
+
+def _restarted(folder: RunFolder, run: Future[Losses], train: Callable[[], Losses], dry_run: bool) -> Found:
+    """The run has restarted by itself. `noticed_s` are seconds from the end of the first step to the line about it."""
+    done = run.result()
+    lines = [(at, line) for at, line in done.lines if "restart 1 of" in line]
+    first = next((at for at, line in done.lines if line.startswith("step 1/")), done.seconds)
+    return done, {"said": lines[0][1], "noticed_s": round(lines[0][0] - first, 1)} if lines else {"holds": False}
+
+
+def _recorded(folder: RunFolder, run: Future[Losses], train: Callable[[], Losses], dry_run: bool) -> Found:
+    """The run has ended, as it may not restart: what it says, and the records of NCCL; then it is resumed.
+
+    The message and the report must name the operation that cannot end. gloo writes no records, so in a dry run one is
+    written here.
+    """
+    said = str(run.exception())
+    if dry_run:
+        _write_record(folder.nccl_record(0))
+    records = sorted(path.name for path in folder.logs.glob("nccl-rank-*"))
+    named = first_mismatch(folder, 2)
+    _bytescale("report", str(folder.root))
+    reported = named is not None and "could not end" in (folder.root / "report.html").read_text(encoding="utf-8")
+    in_message = dry_run or (named is not None and named in said)
+    found = {"said": said, "records": records, "named": named, "reported": reported}
+    return train(), found | {"holds": "was stopped by a signal" in said and in_message and reported}
+
+
+def _write_record(path: Path) -> None:
+    """Write the record of a rank that waits for another one, as PyTorch makes it; gloo's lacks the ranks of a group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        dist.all_reduce(torch.zeros(8))
+        record = pickle.loads(_dump_fr_trace())
+    finally:
+        dist.destroy_process_group()
+    group = record["entries"][-1]["process_group"][0]
+    path.write_bytes(pickle.dumps(record | {"pg_config": {group: {"ranks": "[0, 1]"}}}))
+
+
+FAULTS: dict[str, tuple[str, tuple[str, ...], Callable[..., Found]]] = {  # phase, keys, what is then looked at
+    "kill-rank": ("plan", (), _restarted),
+    "stop-rank": ("backward", ("run.restarts=0",), _recorded),
+}
+
+
+def _failing(case: str, dry_run: bool) -> Row:
+    """Cause an error of CUDA in a new process: is it taken for a failed GPU only if it says so?"""
+    row: Row = {"case": case}
+    try:
+        command = [sys.executable, __file__, "--fail", case, str(int(dry_run))]
+        done = subprocess.run(command, env={**os.environ, "RANK": "1"}, capture_output=True, text=True, timeout=START_S)
+        cause = Cause.of_json(json.loads(done.stdout.splitlines()[-1]))
+        row |= {"said": cause.problem.message, "code": cause.code, "hardware": cause.hardware}
+        where = socket.gethostname() in cause.problem.message
+        expected = ERRORS[case].hardware
+        target = "the GPU of this host has failed" if expected else "an error of the program"
+        return row | {"target": target, "holds": (cause.hardware, where) == (expected, expected)}
+    except Exception as error:
+        return on_gpu.failed(row, error)
+
+
+class CudaError(NamedTuple):
+    """An error of CUDA: how it is caused on a GPU, what PyTorch says, and whether it means that the GPU has failed."""
+
+    cause: Callable[[], object]
+    text: str
+    hardware: bool
+
+
+def _trap() -> None:
+    """Run an instruction that ends the kernel, as Xid 79 and bugs of kernels do."""
+    kernel = torch.cuda._compile_kernel('extern "C" __global__ void fail() { __trap(); }', "fail")
+    kernel((1, 1, 1), (1, 1, 1), ())
+
+
+def _index() -> object:
+    """Read behind the end of a tensor."""
+    device = torch.device("cuda", 0)
+    return torch.zeros(4, device=device)[torch.tensor([9], device=device)]
+
+
+ERRORS = {
+    "a kernel that traps": CudaError(_trap, "CUDA error: unspecified launch failure", True),
+    "an index out of bounds": CudaError(_index, "CUDA error: device-side assert triggered", False),
+}
+
+
+def fail_main(case: str, dry_run: bool) -> None:
+    """Cause an error, and print how a rank explains it, as the last line."""
+    try:
+        if dry_run:
+            raise torch.AcceleratorError(ERRORS[case].text)
+        ERRORS[case].cause()
+        torch.cuda.synchronize()
+    except Exception as error:
+        print(json.dumps(explain(error).to_json()))
+
+
+def _write_text(folder: Path) -> None:
+    (folder / "text").mkdir(exist_ok=True)
+    words = ["ring", "rank", "stage", "expert", "group", "step", "token", "plan"]
+    for number in range(40):
+        text = " ".join(words[(number * 7 + place * (3 + number % 5)) % len(words)] for place in range(40 + 9 * number))
+        (folder / "text" / f"{number:02}.txt").write_text(text, encoding="utf-8")
 
 
 def _train(out: Path, folder: Path, steps: int, ranks: int, experts: bool, keys: Sequence[str], cpu: bool) -> Losses:
@@ -349,5 +457,7 @@ if __name__ == "__main__":
         if "--rank" in sys.argv:
             place, answers_of, way_of, dry = sys.argv[2:]
             rank_main(int(place), Path(answers_of), way_of, dry == "1")
+        elif "--fail" in sys.argv:
+            fail_main(sys.argv[2], sys.argv[3] == "1")
         else:
             main()

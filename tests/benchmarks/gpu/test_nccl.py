@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from benchmarks.gpu.nccl import CASES, LEFT_OUT, MESHES, Losses
 from engine.cluster.communicators import communicators
 from engine.cluster.mesh import Mesh
 from engine.config.load import load
+from engine.run.folder import RunFolder
+from tests.run.records import operation, write
 
 pytestmark = pytest.mark.long
 
@@ -42,3 +45,38 @@ def test_groups_of_meshes_sum_and_exchange(tmp_path: Path) -> None:
     rows = list(nccl.meshes(tmp_path, dry_run=True))
     assert all(row["holds"] for row in rows[:-1]) and len(rows) == len(nccl.FEW) + 1
     assert not rows[-1]["holds"], "gloo makes a group without the ranks outside it"
+
+
+@pytest.mark.parametrize(
+    ("said", "dry_run", "holds"),
+    [
+        ("rank 1 was stopped by a signal; NCCL: collective 7 of the group of ranks 0, 1: {}", False, True),
+        ("rank 1 was stopped by a signal", False, False),
+        ("rank 1 was stopped by a signal", True, True),
+        ("rank 0 failed", True, False),
+    ],
+)
+def test_a_stopped_rank_is_found_if_the_operation_that_waits_is_named(
+    said: str, dry_run: bool, holds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU in the message too; in a dry run, over gloo, from a record that PyTorch makes here."""
+    folder = RunFolder(tmp_path)
+    folder.logs.mkdir()
+    if not dry_run:
+        write(folder, 0, {"0": [0, 1]}, operation("0", 7, "all_reduce", 1))
+    monkeypatch.setattr(nccl, "_bytescale", lambda *_: (tmp_path / "report.html").write_text("could not end"))
+    run, again = Future[Losses](), Losses([3.0], 1.0, [])
+    run.set_exception(RuntimeError(said.format("rank 0 waits in all_reduce [[8]]; there is no record of rank 1")))
+    done, found = nccl._recorded(folder, run, lambda: again, dry_run)
+    assert done == again and found["holds"] is holds and found["records"] == ["nccl-rank-0"]
+    assert "rank 0 waits in all_reduce [[8]]" in found["named"]
+
+
+@pytest.mark.slow  # a process that imports torch
+@pytest.mark.parametrize("case", nccl.ERRORS)
+def test_an_error_of_cuda_is_a_failed_gpu_only_if_it_says_so(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = nccl._failing(case, dry_run=True)
+    assert row["holds"] and row["hardware"] is nccl.ERRORS[case].hardware
+    other = nccl.ERRORS[case]._replace(hardware=not nccl.ERRORS[case].hardware)
+    monkeypatch.setitem(nccl.ERRORS, case, other)
+    assert not nccl._failing(case, dry_run=True)["holds"]
