@@ -23,8 +23,9 @@ from engine.models.experts.layer import LocalRoute, Routed
 from engine.parallel.axes import Axes
 from engine.parallel.pipeline import with_gradient
 from engine.parallel.tensor import TensorParallel, TensorRoute
+from engine.zero import initialize
 from engine.zero.engine import ZeroEngine
-from engine.zero.mpu import mark
+from engine.zero.mpu import copies
 from tests.covering import Case
 from tests.helpers import steps_alone
 from tests.meshes import (
@@ -140,14 +141,9 @@ EXPERT_FAULTS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
-def without_mark(name: str) -> Callable[[nn.Module, Axes, bool], None]:
-    def marked(model: nn.Module, axes: Axes, tied: bool) -> None:
-        mark(model, axes, tied)
-        for parameter in model.parameters():
-            if hasattr(parameter, name):
-                delattr(parameter, name)
-
-    return marked
+def without_slices(model: nn.Module, axes: Axes, tied: bool) -> set[nn.Parameter]:
+    """Take slices of matrices for copies."""
+    return {*model.parameters()} if axes.place.tp else copies(model, axes, tied)
 
 
 def routers_apart(self: TensorParallel, weight: Tensor) -> Tensor:
@@ -164,8 +160,12 @@ def scaled_by_world(self: ZeroEngine, loss_sum: Tensor, step_loss_tokens: int) -
 WITHOUT_SUM = SimpleNamespace(**{**vars(dist), "all_reduce": lambda squares: None})
 BACKWARD, SHARED = ZeroEngine.backward, TensorParallel.shared
 ZERO_FAULTS: dict[str, tuple[Any, str, Any]] = {
-    "slices are not marked": (engine_module, "mark", without_mark("tensor_model_parallel")),
-    "the copy of the tied weight is not marked": (engine_module, "mark", without_mark("ds_pipe_replicated")),
+    "slices are counted on one device": (initialize, "copies", without_slices),
+    "the copy of the tied weight is counted": (
+        initialize,
+        "copies",
+        lambda model, axes, tied: copies(model, axes, tied=False),
+    ),
     "norms are not summed over tp": (TensorParallel, "shared", lambda self, weight: weight),
     "the tied weight is not summed over stages": (engine_module, "sum_copies", lambda model, axes: None),
     "the norm is that of a rank's shards": (sharded_module, "dist", WITHOUT_SUM),
@@ -174,7 +174,7 @@ ZERO_FAULTS: dict[str, tuple[Any, str, Any]] = {
 
 EXPERT_ZERO_FAULTS: dict[str, tuple[Any, str, Any]] = {
     "routers are not summed over tp": (TensorParallel, "shared", routers_apart),
-    "slices of experts are not marked": (engine_module, "mark", without_mark("tensor_model_parallel")),
+    "slices of experts are counted on one device": (initialize, "copies", without_slices),
 }
 MODEL_FAULTS = [(CASE, FAULTS), (EXPERTS, EXPERT_FAULTS)]
 NORM_FAULTS = [(VARIANT, ZERO_FAULTS), (EXPERTS_VARIANT, EXPERT_ZERO_FAULTS)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing.forkserver
 
-import deepspeed.moe.layer
 import deepspeed.ops
 import numpy as np
 

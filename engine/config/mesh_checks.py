@@ -40,7 +40,7 @@ def devices_form_whole_ranks(config: Config) -> Problem | None:
         message = f"parallel.tp x parallel.pp = {group} does not divide {counted(devices, 'device')}"
         key = "parallel.tp" if devices % tp else "parallel.pp"
         hint = f"use a multiple of {group} devices: cluster.nodes, cluster.ranks_per_node"
-        if nearest := _nearest_mesh(config):
+        if nearest := nearest_mesh(config):
             hint += "; or parallel.tp={} parallel.pp={}, the nearest that divides them".format(*nearest)
         return Problem(message, key, hint)
     if node % tp and tp % node:
@@ -154,7 +154,7 @@ def _tp_degrees(config: Config) -> list[int]:
     return [degree for degree in range(1, common + 1) if common % degree == 0]
 
 
-def _nearest_mesh(config: Config) -> tuple[int, int] | None:
+def nearest_mesh(config: Config) -> tuple[int, int] | None:
     """The tp and pp nearest to those of the config, rather with the same tp, that all rules for the mesh allow."""
     parallel, stages = config.parallel, config.parallel.stages
     pipelined = config.planner.mode == "pipeline"

@@ -58,9 +58,9 @@ def device_parameters(
     return layers + ends + model.hidden * last * only(norm)
 
 
-def bucket_elements(model: schema.Model, devices: int = 1) -> int:
-    """Elements of DeepSpeed's reduction bucket on each of a rank's devices."""
-    return min(-(-parameters(model) // devices), BUCKET)
+def bucket_elements(model: schema.Model) -> int:
+    """Most elements of a bucket of gradients, unless a single parameter has more."""
+    return min(parameters(model), BUCKET)
 
 
 def optimizer_tensors(optimizer: schema.Optimizer) -> int:

@@ -11,7 +11,6 @@ from engine.config.schema import Optimizer
 from engine.cost.optimizers import OPTIMIZERS
 from engine.models.common.norm import norm_weights
 from engine.models.experts.layer import expert_weights
-from engine.zero.experts import EXPERT_GROUP
 
 Groups = dict[str, dict[str, Any]]  # PyTorch's parameter groups by kind of parameter
 
@@ -26,9 +25,9 @@ def build_optimizer(model: nn.Module, settings: Optimizer, ep: int = 1) -> torch
     states = chosen.states(settings)
     experts = expert_weights(model) if ep > 1 or states["expert"] != states["matrix"] else set()
     groups: Groups = {
-        "matrix": {"params": [], "weight_decay": settings.weight_decay},
-        "vector": {"params": [], "weight_decay": 0.0},
-        "expert": {"params": [], "weight_decay": settings.weight_decay} | (EXPERT_GROUP if ep > 1 else {}),
+        "matrix": {"params": [], "weight_decay": settings.weight_decay, "experts": False},
+        "vector": {"params": [], "weight_decay": 0.0, "experts": False},
+        "expert": {"params": [], "weight_decay": settings.weight_decay, "experts": True},  # for engine/zero/sharded.py
     }
     for parameter in model.parameters():
         if parameter.requires_grad:

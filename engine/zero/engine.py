@@ -20,9 +20,8 @@ from engine.config.schema import Config
 from engine.control import progress
 from engine.models.decoder import Decoder
 from engine.parallel.axes import Axes
-from engine.zero.experts import experts_known
 from engine.zero.initialize import initialize
-from engine.zero.mpu import mark, sum_copies
+from engine.zero.mpu import sum_copies
 from engine.zero.reshard import load_resharded
 from engine.zero.shards import init_deepspeed
 from engine.zero.snapshot import Snapshot
@@ -46,11 +45,8 @@ class ZeroEngine:
         init_deepspeed()
         self._axes = axes
         groups.mpu = groups.mesh_device = None  # DeepSpeed keeps those of the engine before
-        if axes is not None:
-            mark(model, axes, config.model.tied)
         self._config = config
-        with experts_known(model, axes):
-            self._engine = initialize(model, optimizer, config, axes)
+        self._engine = initialize(model, optimizer, config, axes)
         if config.zero.stage == 3:
             optimizer.register_step_pre_hook(lambda *_: progress.report("update"))
         # DeepSpeed hands its checkpoints to this object, which copies them to host memory instead of writing them.
@@ -109,10 +105,7 @@ class ZeroEngine:
         """
         self._snapshot.copies = copies
         written = Written.of(self._config)
-        # Otherwise DeepSpeed would save experts one by one.
-        has_experts, self._engine.has_moe_layers = self._engine.has_moe_layers, False
         self._engine.save_checkpoint(".", tag=_TAG, client_state=written.to_client_state(), save_latest=False)
-        self._engine.has_moe_layers = has_experts
         return self._snapshot
 
     def reserve_snapshot(self) -> None:

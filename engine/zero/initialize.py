@@ -14,17 +14,22 @@ from engine.config.schema import Config
 from engine.cost.sizes import bucket_elements
 from engine.models.decoder import Decoder
 from engine.parallel.axes import Axes
-from engine.zero.mpu import ModelParallelUnit, is_counted
+from engine.zero.mpu import ModelParallelUnit, copies, mark
 from engine.zero.settings import deepspeed_settings
 from engine.zero.sharded import ShardedOptimizer
 
 
 class _Engine(DeepSpeedEngine):
-    """Overrides the methods that create the optimizer. DeepSpeed's `__init__` calls them."""
+    """In stages 1 and 2 overrides two methods that DeepSpeed's `__init__` calls."""
 
     def __init__(self, typed: Config, axes: Axes | None, **arguments: Any) -> None:
         self._typed, self._axes = typed, axes
         super().__init__(**arguments)
+
+    def _broadcast_model(self) -> None:
+        """Make the weights equal on all ranks. Our optimizer gathers them from their shards instead, experts too."""
+        if self._typed.zero.stage == 3:
+            super()._broadcast_model()
 
     def _configure_zero_optimizer(self, optimizer: torch.optim.Optimizer) -> Any:
         config, axes = self._typed, self._axes
@@ -39,16 +44,15 @@ class _Engine(DeepSpeedEngine):
             clip_norm=config.optimizer.clip_norm,
             each_pass=config.zero.stage == 2,
             on_host=config.optimizer.on_host,
-            counted=lambda parameter: axes is None or is_counted(parameter, axes),
+            copies=copies(self.module, axes, config.model.tied) if axes else set(),
         )
-
-    def _configure_bf16_optimizer(self, optimizer: torch.optim.Optimizer) -> Any:
-        return self._configure_zero_optimizer(optimizer)
 
 
 def initialize(model: Decoder, optimizer: torch.optim.Optimizer, config: Config, axes: Axes | None) -> Any:
     """Create DeepSpeed's engine, as `deepspeed.initialize` does. `axes` are the groups of this rank."""
     shutdown_init_context()
+    if config.zero.stage == 3 and axes is not None:
+        mark(model, axes)
     mpu, settings = None if axes is None else ModelParallelUnit(axes), deepspeed_settings(config)
     return _Engine(
         config,

@@ -1,9 +1,8 @@
 """Tells DeepSpeed about tensor and pipeline parallelism.
 
-DeepSpeed learns the groups from an object with Megatron's methods, an `mpu`. Its model parallel group is all ranks of
-one HDP rank, over which it sums the squared norms; its data parallel group is the hdp group. Which parameters are
-copies, it learns from marks on them: without a mark a copy is counted several times, or a slice only once, and the
-norm is wrong without an error.
+DeepSpeed learns the groups from an object with Megatron's methods, an `mpu`. Its data parallel group is the hdp group,
+and its model parallel group is all ranks of one HDP rank. The norm counts each copy of a parameter once and each slice
+on its own device; a parameter that is taken for the other kind makes the norm wrong without an error.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from engine.parallel.axes import Axes
 
 
 class ModelParallelUnit:
-    """The methods that DeepSpeed 0.19 calls on an `mpu`."""
+    """The methods of an `mpu` that DeepSpeed 0.19 calls, outside its own optimizers of stages 1 and 2."""
 
     def __init__(self, axes: Axes) -> None:
         self._axes = axes
@@ -26,20 +25,12 @@ class ModelParallelUnit:
         """The group over which states are sharded and gradients are averaged."""
         return self._axes.hdp
 
-    def get_data_parallel_group_ranks(self) -> list[int]:
-        """The global ranks of the data parallel group."""
-        return dist.get_process_group_ranks(self._axes.hdp)
-
     def get_data_parallel_world_size(self) -> int:
         """The size of the data parallel group."""
         return self._axes.mesh.hdp
 
-    def get_data_parallel_rank(self) -> int:
-        """This rank's place in the data parallel group."""
-        return self._axes.place.hdp
-
     def get_model_parallel_group(self) -> dist.ProcessGroup:
-        """The group over which norms are summed."""
+        """The group over which stage 3 sums norms."""
         return self._axes.model
 
     def get_model_parallel_world_size(self) -> int:
@@ -50,41 +41,31 @@ class ModelParallelUnit:
         """This rank's place in the model parallel group. It is part of the names of checkpoint files."""
         return self._axes.place.pp * self._axes.mesh.tp + self._axes.place.tp
 
-    def get_tensor_model_parallel_group(self) -> dist.ProcessGroup:
-        """The tp group."""
-        return self._axes.tp
-
     def get_tensor_model_parallel_world_size(self) -> int:
-        """The size of the tp group."""
+        """The size of the tp group, for the checkpoint files."""
         return self._axes.mesh.tp
 
-    def get_tensor_model_parallel_rank(self) -> int:
-        """This rank's place in the tp group."""
-        return self._axes.place.tp
-
     def get_pipeline_model_parallel_world_size(self) -> int:
-        """The number of stages."""
+        """The number of stages, for the checkpoint files."""
         return self._axes.mesh.pp
 
-    def get_pipeline_model_parallel_rank(self) -> int:
-        """This rank's stage."""
-        return self._axes.place.pp
 
-
-def mark(model: Decoder, axes: Axes, tied: bool) -> None:
-    """Set DeepSpeed's marks on the parameters of a device's part of a model, whose embedding and head may be tied."""
+def mark(model: Decoder, axes: Axes) -> None:
+    """Mark the slices of matrices on this device: the norm of stage 3 counts other parameters on one device only."""
     table = parameters_of(model.shape)
     for name, parameter in model.named_parameters():
         if axes.mesh.tp > 1 and table[name].split is not None:
             parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
-        if tied and name == "head.weight" and not axes.first:
-            parameter.ds_pipe_replicated = True  # type: ignore[attr-defined]
 
 
-def is_counted(parameter: nn.Parameter, axes: Axes) -> bool:
-    """Whether this device counts a marked parameter in the norm: one device does for each copy and each slice."""
-    split = getattr(parameter, "tensor_model_parallel", False)
-    return not getattr(parameter, "ds_pipe_replicated", False) and (split or axes.place.tp == 0)
+def copies(model: Decoder, axes: Axes, tied: bool) -> set[nn.Parameter]:
+    """Return the parameters that another device counts in the norm. Embedding and head may be `tied`."""
+    table, found = parameters_of(model.shape), set[nn.Parameter]()
+    for name, parameter in model.named_parameters():
+        is_whole = table[name].split is None and axes.place.tp > 0
+        if is_whole or (tied and name == "head.weight" and not axes.first):
+            found.add(parameter)
+    return found
 
 
 def sum_copies(model: nn.Module, axes: Axes) -> None:

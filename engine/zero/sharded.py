@@ -16,7 +16,7 @@ DeepSpeed's engine calls this class in place of its own optimizers, and writes `
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Set
 from functools import partial
 from typing import Any
 
@@ -47,19 +47,21 @@ class ShardedOptimizer(ZeROOptimizer):
         clip_norm: float,
         each_pass: bool,
         on_host: bool,
-        counted: Callable[[nn.Parameter], bool],
+        copies: Set[nn.Parameter],
     ) -> None:
         """Move the model's weights into buckets of at most `most` elements, and give `optimizer` their shards.
 
+        All ranks must call it. Their weights are then equal: those of each shard are from the rank that stores it.
+
         Args:
-            optimizer: has the model's parameters, in groups by kind.
+            optimizer: has the model's parameters in groups, whose key `experts` says whether they are those of experts.
             order: the order in which a backward pass computes the gradients of the parameters.
             hdp: the ranks that store the same part of the model; None for all ranks.
             experts: the ranks that store the same experts; None without expert parallelism.
             clip_norm: gradients of a larger norm are scaled to it; 0 for no clipping.
             each_pass: whether gradients are reduced in each backward pass (stage 2).
             on_host: whether master weights and the optimizer's states are in host memory.
-            counted: whether this device counts a parameter in the norm; of copies, one device counts.
+            copies: the parameters that another device counts in the norm.
         """
         super().__init__()
         self.optimizer, self.dp_process_group, self.clip_grad = optimizer, hdp, clip_norm
@@ -71,7 +73,7 @@ class ShardedOptimizer(ZeROOptimizer):
         groups, self.buckets = optimizer.param_groups[:], list[Bucket]()
         optimizer.param_groups.clear()
         for number, parameters in divide(groups, order, most):
-            of_bucket = experts if groups[number].get("moe") and experts is not None else hdp
+            of_bucket = experts if groups[number]["experts"] and experts is not None else hdp
             rank, ranks = dist.get_rank(of_bucket), dist.get_world_size(of_bucket)
             bucket = Bucket(parameters, of_bucket, rank, ranks, on_host)
             self.buckets.append(bucket)
@@ -80,9 +82,12 @@ class ShardedOptimizer(ZeROOptimizer):
                 parameter.register_post_accumulate_grad_hook(partial(self._add, bucket, at))
                 if not each_pass:
                     parameter.main_grad = bucket.view(at)  # type: ignore[attr-defined]
-        self._counted = [list(bucket.places([*map(counted, bucket.parameters)])) for bucket in self.buckets]
+        self._counted = [
+            list(bucket.places([one not in copies for one in bucket.parameters])) for bucket in self.buckets
+        ]
         self._reducing, self._started = each_pass, 0
         self._host = self._host_buffers() if on_host else [None] * len(self.buckets)
+        self.update_lp_params()
 
     def _host_buffers(self) -> list[tuple[Tensor, Tensor]]:
         """Pinned host memory for the gradients and the updated weights of each shard."""

@@ -22,7 +22,7 @@ def test_every_key_is_one_that_deepspeed_knows() -> None:
 
 
 def test_bf16_accumulates_in_fp32() -> None:
-    settings = deepspeed_settings(load(["recipe=quickstart", "dtype=bf16"]))
+    settings = deepspeed_settings(load(["recipe=quickstart", "dtype=bf16", "zero.stage=3"]))
     assert settings["data_types"]["grad_accum_dtype"] == "fp32"
     assert not settings["managed_gradient_accumulation"]
 

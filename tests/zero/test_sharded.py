@@ -30,7 +30,8 @@ from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
 from engine.zero import engine as zero_engine
 from engine.zero.engine import ZeroEngine
-from engine.zero.settings import deepspeed_settings
+from engine.zero.mpu import ModelParallelUnit, mark
+from engine.zero.settings import deepspeed_settings, optimizer_settings
 from tests.allocations import allocated
 from tests.meshes import HDP, PP, TP, WORLD, Groups, Variant, batches, build, zero_settings
 from tests.sent import counted
@@ -59,12 +60,18 @@ def by_deepspeed(model: Any, optimizer: Any, config: Config, axes: Any) -> Any:
     """DeepSpeed's engine with its own optimizer, in place of `initialize`."""
     import deepspeed
 
-    from engine.zero.mpu import ModelParallelUnit
+    class Megatrons(ModelParallelUnit):
+        def get_tensor_model_parallel_rank(self) -> int:
+            return self._axes.place.tp
 
-    mpu = None if axes is None else ModelParallelUnit(axes)
+    mpu, settings = None, deepspeed_settings(config) | optimizer_settings(config)
+    settings["zero_optimization"]["stage"] = config.zero.stage
+    if axes is not None:
+        mark(model, axes)
+        mpu = Megatrons(axes)
     with patch("deepspeed.ops.__compatible_ops__", {"deepspeed_shm_comm": False}):
         return deepspeed.initialize(
-            model=model, optimizer=optimizer, config=deepspeed_settings(config), mpu=mpu, dist_init_required=False
+            model=model, optimizer=optimizer, config=settings, mpu=mpu, dist_init_required=False
         )[0]
 
 
@@ -293,3 +300,14 @@ def resumed(folder: Path) -> list[tuple[str, list[str]]]:
 def test_a_resumed_run_goes_on_to_the_last_bit(tmp_path: Path) -> None:
     for rank in run_world(2, resumed, tmp_path):
         assert rank == [("bf16 tied", []), ("fp32", [])]
+
+
+def begun() -> dict[str, Tensor]:
+    """On a rank: the weights of an engine whose model began otherwise on each rank."""
+    return weights(engine_of(config_of("bf16 tied", 1), seed=dist.get_rank()))
+
+
+def test_ranks_begin_with_equal_weights() -> None:
+    """DeepSpeed broadcasts them; here each shard is that of the rank that stores it."""
+    one, other = run_world(2, begun)
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []

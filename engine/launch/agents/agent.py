@@ -55,7 +55,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from engine.cluster.gpus import gpus_seen
-from engine.cluster.nccl import shares_gpu
+from engine.cluster.nccl import ONE_GPU, shares_gpu
 from engine.cluster.numa import of_ranks
 from engine.control import protocol
 from engine.control.branch import Branch
@@ -209,6 +209,8 @@ class Agent:
         world = int(environment.get("WORLD_SIZE") or len(work.ranks))
         problem = unready(Need(len(work.ranks), world, 1 if tree is None else 2, work.gpus), environment)
         gpus = gpus_seen(environment) if work.gpus else None
+        if tree is not None:  # a test mode for one host, which the launcher refuses on several
+            environment.pop(ONE_GPU, None)
         needed = 1 if shares_gpu(environment) else len(work.ranks)
         if problem is None and gpus is not None and len(gpus) < needed:
             problem = _too_few(len(gpus), len(work.ranks), environment)

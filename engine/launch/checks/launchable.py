@@ -14,6 +14,7 @@ from engine.cluster.hostfile import ONCE
 from engine.cluster.hosts import is_local, is_loopback
 from engine.cluster.nccl import ONE_GPU, shares_gpu
 from engine.config.devices import uses_gpus
+from engine.config.mesh_checks import nearest_mesh
 from engine.config.schema import Config
 from engine.config.units import counted, format_apart
 from engine.cost.sizes import parameters
@@ -94,20 +95,21 @@ def same_host(cluster: Cluster, resolve: bool) -> Problem | None:
 def gpu_problem(job: Job) -> Problem | None:
     """Return the problem if this machine's GPUs are fewer or smaller than the config says, or PyTorch cannot use them.
 
-    Other hosts are ignored. Without this check ranks would silently train on CPUs, or share a GPU, and be slow: that is
-    only for tests, with BYTESCALE_ONE_GPU=1. A
-    smaller GPU is a problem only if the hostfile names its memory; else `on_this_machine` plans with the memory that it
-    has.
+    Each agent counts those of its own host. Without this check ranks would silently train on CPUs, or share a GPU, and
+    be slow: that is only for tests, with BYTESCALE_ONE_GPU=1. A smaller GPU is a problem only if the hostfile names its
+    memory; else `on_this_machine` plans with the memory that it has.
     """
     config = job.config
+    if not uses_gpus(config):
+        return None
+    if shares_gpu() and (problem := _shared_gpu_problem(job)):
+        return problem
     here = [node for node in job.cluster.nodes if is_local(node.host)]
-    if not here or not uses_gpus(config):
+    if not here:
         return None
     ranks, gpus = max(node.devices for node in here), visible_gpus()
     if shares_gpu():
-        if problem := _shared_gpu_problem(job):
-            return problem
-        ranks = min(ranks, 1)
+        ranks = 1
     if ranks <= gpus:
         stated, has = max(node.memory or 0 for node in here), least_gpu_memory()
         if has is None or stated <= has:
@@ -119,7 +121,13 @@ def gpu_problem(job: Job) -> Problem | None:
         return no_gpus(config)
     message = f"{counted(ranks, 'rank')} need one GPU each, but CUDA finds {gpus} on {socket.gethostname()}{_seen()}"
     if config.cluster.hostfile is None:
-        return Problem(message, f"cluster.ranks_per_node={ranks}", f"set cluster.ranks_per_node={gpus}")
+        fewer = config.cluster.model_copy(update={"ranks_per_node": gpus})
+        mesh = nearest_mesh(config.model_copy(update={"cluster": fewer}))
+        parallel = config.parallel
+        hint = f"set cluster.ranks_per_node={gpus}"
+        if mesh and mesh != (parallel.tp, parallel.pp):
+            hint += " parallel.tp={} parallel.pp={}".format(*mesh)
+        return Problem(message, f"cluster.ranks_per_node={ranks}", hint)
     return Problem(message, "cluster.hostfile", f"set slots={gpus} for this machine in {config.cluster.hostfile}")
 
 

@@ -257,10 +257,13 @@ def test_ranks_that_share_a_gpu_in_a_test_need_only_one(folder: RunFolder, monke
     monkeypatch.setenv("BYTESCALE_ONE_GPU", "1")
     ours, theirs = (end.detach() for end in socket.socketpair())
     link, other = Link(ours, ours), Link(theirs, theirs)
-    Agent(link)._start(replace(work(folder, "pass", "pass", first=8), gpus=True), None)
+    two = replace(work(folder, "pass", "pass", first=8), gpus=True)
+    Agent(link)._start(two, None)
+    assert started == [8, 9]
+    Agent(link)._start(two, Tree(None, 0, "00"))
     link.close()
     other.close()
-    assert started == [8, 9]
+    assert started == [8, 9], "one of several hosts, which has the variable by mistake"
 
 
 def test_other_hosts_are_reached_over_the_interface_of_the_route_unless_the_user_chose_one(

@@ -60,7 +60,11 @@ def test_more_ranks_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     problem = gpu_problem(h200("cluster.ranks_per_node=8"))
     assert problem is not None
     assert (problem.key, problem.hint) == ("cluster.ranks_per_node=8", "set cluster.ranks_per_node=2")
-    assert "8 ranks" in problem.message and " 2 " in problem.message
+    assert "8 ranks" in problem.message and " 2 " in problem.message and socket.gethostname() in problem.message
+    problem = gpu_problem(h200("cluster.ranks_per_node=8", "parallel.tp=4"))
+    assert problem is not None
+    hint = "set cluster.ranks_per_node=2 parallel.tp=2 parallel.pp=1"
+    assert problem.hint == hint, "a node of two GPUs does not hold the mesh either"
     assert gpu_problem(h200("cluster.ranks_per_node=2")) is None
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost slots=4\n")
@@ -81,7 +85,10 @@ def test_ranks_share_a_gpu_in_tests_only(tmp_path: Path, monkeypatch: pytest.Mon
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost slots=4\nbeta slots=4\n")
     several = h200("model=tiny", "context=64", "capacity=64", f"cluster.hostfile={hosts}")
-    for job in (h200("cluster.ranks_per_node=4"), several):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("alpha slots=4\nbeta slots=4\n")
+    others = h200("model=tiny", "context=64", "capacity=64", f"cluster.hostfile={elsewhere}")
+    for job in (h200("cluster.ranks_per_node=4"), several, others):
         problem = gpu_problem(job)
         assert problem is not None and problem.key == "BYTESCALE_ONE_GPU=1"
     machine(monkeypatch, 0)
