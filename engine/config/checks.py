@@ -427,6 +427,36 @@ def weights_on_host_needs_zero3(config: Config) -> Problem | None:
 
 
 @_rule
+def fp8_goes_with_bf16(config: Config) -> Problem | None:
+    """What FP8 products do not compute is in bf16; of fp32 they would lose most digits."""
+    if config.linear_dtype != "fp8" or config.dtype == "bf16":
+        return None
+    message = f"fp8 cannot be combined with dtype={config.dtype}"
+    return Problem(message, "linear_dtype", "set dtype=bf16, or linear_dtype=same")
+
+
+@_rule
+def fp8_matrices_are_aligned(config: Config) -> Problem | None:
+    """GPUs multiply FP8 matrices whose rows begin at multiples of 16 bytes, on every device of a tp group."""
+    model, tp = config.model, config.parallel.tp
+    head = model.head_size or model.hidden // model.heads
+    widths = {
+        "model.hidden": model.hidden,
+        "model.heads": model.heads * head // tp,
+        "model.kv_heads": model.kv_heads * head // tp,
+    }
+    if model.experts == 1:  # experts stay in bf16
+        widths["model.ffn"] = model.ffn // tp
+    wrong = [name for name, width in widths.items() if width % 16]
+    if config.linear_dtype != "fp8" or not wrong:
+        return None
+    message = f"fp8 needs matrices whose sides are multiples of 16, and {wrong[0]} gives one of {widths[wrong[0]]}"
+    on = f" on each of {tp} devices" if tp > 1 and wrong[0] != "model.hidden" else ""
+    hint = "set linear_dtype=same" + (", or a smaller parallel.tp" if on else "")
+    return Problem(message + on, "linear_dtype", hint)
+
+
+@_rule
 def cluster_speed_is_known(config: Config) -> Problem | None:
     """The cluster is a preset, whose speed is known from a data sheet, or it has a calibration."""
     cluster, presets = config.cluster, tree.groups()["cluster"]

@@ -514,6 +514,10 @@ class Config(Section):
     dtype: Literal["bf16", "fp32", "fp64"] = Field(
         description="bf16 trains with fp32 master weights; fp64 is for tests"
     )
+    linear_dtype: Literal["same", "fp8"] = Field(
+        description="products of attention's projections and of dense SwiGLU layers: `same` computes them in `dtype`; "
+        "`fp8` in FP8 with one scale per tensor, which needs dtype=bf16 and, on a GPU, compute capability 8.9 or more"
+    )
     recompute: Literal["none", "layer", "layer_keep_attention"] = Field(
         description="what to recompute in the backward pass: nothing, each layer, or each layer except attention"
     )

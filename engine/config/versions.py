@@ -44,6 +44,7 @@ CHANGES: dict[int, Change] = {  # ascending
             "data.ray.standbys": 1,
             "data.ray.deadline": 5.0,
             "data.ray.memory": 4 << 30,
+            "linear_dtype": "same",
         }
     ),
 }

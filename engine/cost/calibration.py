@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ from engine.readers import read_object
 # 3 had one rate for all linear layers.
 SCHEMA, _OLDEST = 4, 3
 PLAN_BUILD_S = 0.07  # where it is not measured: .064 s forward and .075 s backward on one H200 (benchmarks/RESULTS.md)
+# An assumption. FP8 has twice the bf16 peak, but both factors of a product are scaled and rounded first. For whole
+# steps of an 8B model on 8 H100, torchao reports up to 1.25 (docs.pytorch.org/ao, "Quantized Training").
+FP8_SPEEDUP = 1.5
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Calibration:
     ffn_flops_per_s: float
     expert_flops_per_s: float
     head_flops_per_s: float
+    fp8_speedup: float  # rate of projections and dense layers in FP8 / in bf16, with the time to scale and round
     linear_backward: float  # time of the backward pass / time of the forward pass
     attention_flops_per_s: float  # causal attention, forward
     attention_backward: float  # time of the backward pass / time of the forward pass
@@ -67,6 +71,22 @@ class Calibration:
         rate: float = getattr(self, _term(kind))
         return rate
 
+    def of(self, linear_dtype: str) -> Calibration:
+        """These rates with products of linear layers in `linear_dtype` of a config.
+
+        Weights are read in bf16 and rounded in each micro-batch, so reading them takes as long as before.
+        """
+        if linear_dtype != "fp8":
+            return self
+        speed = self.fp8_speedup
+        return replace(
+            self,
+            projection_flops_per_s=speed * self.projection_flops_per_s,
+            ffn_flops_per_s=speed * self.ffn_flops_per_s,
+            half_tokens=speed * self.half_tokens,
+            source=f"{self.source}; projections and dense layers in FP8 {speed:g} times as fast",
+        )
+
     def write(self, path: Path) -> None:
         """Write the file that `read` reads, atomically."""
         write_durably(path, (json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2) + "\n").encode())
@@ -91,7 +111,10 @@ _MAY_BE_ZERO = (
     *("gather_s", "plan_build_s"),
 )
 _OLD = ("saved_ratio",)  # terms of earlier versions, ignored
-_NEW: dict[str, Any] = {"plan_build_s": PLAN_BUILD_S}  # terms that files of earlier versions lack
+_NEW: dict[str, Any] = {  # terms that files of earlier versions lack
+    "plan_build_s": PLAN_BUILD_S,
+    "fp8_speedup": FP8_SPEEDUP,
+}
 
 
 def read(path: Path, cluster: str) -> Calibration:

@@ -11,6 +11,9 @@ relative to the peak FLOP/s:
   8 network cards of 400 Gb/s. https://www.nvidia.com/en-us/data-center/dgx-b200/
 - GB200 NVL72, a compute tray of 4: 2,500 TFLOP/s (5,000 with sparsity), 8 TB/s, NVLink as B200; NVLink-C2C
   to Grace 900 GB/s (450 each way) for two GPUs; 4 network cards of 400 Gb/s. https://www.nvidia.com/en-us/data-center/gb200-nvl72/
+The FP8 peaks of H100, H200, B200 and GB200 are twice those of bf16 (1,979, 1,979, 4,500 and 5,000 TFLOP/s, dense); an
+A100 has no FP8. That linear layers in FP8, with the time to scale and round their operands, are 1.5 times as fast is an
+assumption (`FP8_SPEEDUP`).
 The fractions (`_REACHED`) and the fixed times are assumptions; a CPU core's figures are round ones. Attention on an
 H200 was measured with cuDNN, forward and backward together (benchmarks/RESULTS.md, "One H200"): with a head size of 128
 533 TFLOP/s at 128K and 537 at 32K, with 64 439 at 64K.
@@ -25,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.cost.calibration import PLAN_BUILD_S, Calibration, alike
+from engine.cost.calibration import FP8_SPEEDUP, PLAN_BUILD_S, Calibration, alike
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ def nominal(cluster: str, head_dim: int = 128) -> Calibration:
             source="round figures",
             peak_flops_per_s=50e9,
             **alike(30e9),
+            fp8_speedup=0.2,  # emulated: PyTorch rounds, and multiplies in float32
             linear_backward=2.0,
             attention_flops_per_s=15e9,
             attention_backward=2.5,
@@ -104,6 +108,7 @@ def nominal(cluster: str, head_dim: int = 128) -> Calibration:
         source=f"data sheet {sheet.source} {shares}",
         peak_flops_per_s=sheet.flops,
         **alike(linear),
+        fp8_speedup=FP8_SPEEDUP,
         linear_backward=2.0,
         attention_flops_per_s=attention * sheet.flops,
         attention_backward=2.5,  # five products instead of two

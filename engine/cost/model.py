@@ -82,7 +82,7 @@ class Costs:
         `cluster` has the devices as ranks. Model states are partitioned over all of its HDP ranks. Raises ConfigError
         for a calibration that cannot be used, and as `Cluster.hdp`.
         """
-        hdp, rates = cluster.hdp(config.parallel), rates or machine(config)
+        hdp, rates = cluster.hdp(config.parallel), (rates or machine(config)).of(config.linear_dtype)
         model, dtype, tp = config.model, config.dtype, config.parallel.tp
         b, w = element_bytes(dtype)
         kv_elements = 2 * model.layers * model.kv_heads * model.head_dim

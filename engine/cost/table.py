@@ -48,6 +48,7 @@ LETTERS = {
     "last": "whether the device is of the last stage, with the last norm and the head",
     "stage, on_host, weights_on_host, recompute, tile": "zero.stage, optimizer.on_host, zero.weights_on_host, "
     "recompute, mlp_tile",
+    "fp8": "whether linear_dtype is fp8",
     "cpu": "the devices are processes on CPUs: allocated memory is resident only once it has been written",
     "pinned(x)": "next power of two, as PyTorch allocates pinned memory; for the sum of many tensors, at most 2 * x",
 }
@@ -97,6 +98,7 @@ _ADAM = "torch/optim/adam.py: _init_group"
 _RING = "engine/attention"
 _FFN = "engine/models/common"
 _EXPERTS = "engine/models/experts"
+_FP8 = "engine/models/common/fp8.py"
 _CHUNKS = "engine/models/common/loss.py"
 _LINEAR = "torch/nn/functional.py: linear"
 _NONE = "recompute == 'none'"
@@ -163,12 +165,20 @@ ROWS = (
         "engine/models/common/tiles.py", TILE),
     Row(LAYER, "activations", "gradients of SwiGLU's weights: from one tile, and summed over tiles",
         "3 * (b + w) * E", "tile", "engine/models/common/tiles.py"),
+    Row(LAYER, "activations", "a matrix in FP8, and its transpose", "2 * h * (max(q, f) if e == 1 else q)", "fp8",
+        _FP8),
+    Row(LAYER, "activations", "the same in fp32, before it is rounded", "w * h * (max(q, f) if e == 1 else q)",
+        "fp8 and cpu", _FP8),
     Row(LAYER, "activations", "gradient of the head", "b * H", "last and tied", _LINEAR),
     Row(LAYER, "activations", "gradient of a SwiGLU matrix larger than the bucket, reduced separately",
         "b * E + w * (E - BUCKET)", "stage > 1 and E > BUCKET", _Z3 + _ONE_BY_ONE),
 
     Row(SWIGLU, "activations", "gradients of gate and up; the gradient of their product replaces the output",
         "2 * b * k * f", "not tile", _LINEAR, TOKEN),
+    Row(SWIGLU, "activations", "gradient of the output in FP8; the product of gate and up in FP8, and its transpose, "
+        "are there before the gradient of up", "h", "fp8 and e == 1 and not tile", _FP8, TOKEN),
+    Row(SWIGLU, "activations", "the same product in fp32, before it is rounded", "(w - 1) * f",
+        "fp8 and cpu and e == 1 and not tile", _FP8, TOKEN),
     Row(SWIGLU, "activations", "gradient of the output of the experts", "b * k * h", "e > 1 and not tile", _EXPERTS,
         TOKEN),
 
@@ -284,6 +294,7 @@ def letters(
         "on_host": config.optimizer.on_host,
         "weights_on_host": config.zero.weights_on_host,
         "tied": model.tied,
+        "fp8": config.linear_dtype == "fp8",
         "cpu": not uses_gpus(config),
         "pinned": pinned,
     }

@@ -53,7 +53,8 @@ def measuring(config: Config, ranks: int, folder: Path) -> Config:
         "zero": {"stage": 1, "weights_on_host": False},
         "parallel": {"tp": 1, "pp": 1, "stages": "auto", "ep": 1},
     }
-    top = {"recompute": "none", "mlp_tile": 0, "context": _LEAST, "capacity": _LEAST, "batch_tokens": _STEP}
+    top = {"linear_dtype": "same", "recompute": "none", "mlp_tile": 0}
+    top |= {"context": _LEAST, "capacity": _LEAST, "batch_tokens": _STEP}
     parts = {name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
     ours = config.model_copy(update=parts | top)
     whole = Job(ours)

@@ -43,7 +43,9 @@ _UNITS = (("_flops_per_s", 1e9, "GFLOP/s"), ("_bytes_per_s", 1e9, "GB/s"), ("_s"
 
 def nominal_terms(calibration: Calibration, measured: Measured) -> dict[str, str]:
     """Return the terms that were not measured, and what measuring them needs. They have nominal values."""
-    found = {"peak_flops_per_s": "as on the data sheet"} if sheet_peak(calibration.cluster) else {}
+    found = {"fp8_speedup": "an assumption"}
+    if sheet_peak(calibration.cluster):
+        found["peak_flops_per_s"] = "as on the data sheet"
     if measured.network is None:
         found |= dict.fromkeys(_NEED_NODES, "needs a hostfile of two nodes")
     if measured.ranks == 1:

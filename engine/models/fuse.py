@@ -34,12 +34,16 @@ def fuse(model: nn.Module, shape: Model, device: torch.device, dtype: torch.dtyp
 
     If torch.compile fails its self-test, this is logged and the operations stay uncompiled.
     """
-    if not wanted(wish, device):
+    if not is_fused(shape, device, dtype, wish):
         return
-    compile_ = choose(device, dtype, shape).implementation
     for module in model.modules():
         if isinstance(op := getattr(module, "op", None), Op):
-            setattr(module, "op", compile_(op))  # noqa: B010  (to mypy, attributes of a Module are tensors or modules)
+            setattr(module, "op", compiled(op))  # noqa: B010  (to mypy, attributes of a Module are tensors or modules)
+
+
+def is_fused(shape: Model, device: torch.device, dtype: torch.dtype, wish: str) -> bool:
+    """Return whether pointwise operations are compiled: the config asks for it, and it works here."""
+    return wanted(wish, device) and choose(device, dtype, shape).implementation is compiled
 
 
 def wanted(wish: str, device: torch.device) -> bool:

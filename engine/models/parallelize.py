@@ -1,4 +1,4 @@
-"""Adds recompute, tiles, offload, compiled operations, tensor and expert parallelism to a single-device model.
+"""Adds recompute, tiles, offload, compiled operations, FP8, tensor and expert parallelism to a single-device model.
 
 The code of the models contains none of these. Names and values of parameters do not change. Rings are not set here:
 callers pass an `engine.attention.context.AttentionContext` to a model's `forward` for each micro-batch.
@@ -6,6 +6,7 @@ callers pass an `engine.attention.context.AttentionContext` to a model's `forwar
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,13 +14,15 @@ from torch import Tensor
 
 from engine.config.schema import Config
 from engine.dtypes import DTYPES
-from engine.models.common.attention import PackedAttention
+from engine.models.common import fp8
+from engine.models.common.attention import Attention, PackedAttention
 from engine.models.common.rope import Rotation
+from engine.models.common.skip_init import Linear
 from engine.models.common.swiglu import FeedForward
 from engine.models.decoder import Decoder
 from engine.models.experts import grouped
 from engine.models.experts.layer import Experts
-from engine.models.fuse import fuse
+from engine.models.fuse import compiled_function, fuse, is_fused
 from engine.models.recompute import MODES
 from engine.offload.offload import Offload
 from engine.parallel.expert import ExpertParallel
@@ -34,10 +37,11 @@ def parallelize(
     tensor: TensorParallel | None = None,
     experts: ExpertParallel | None = None,
 ) -> None:
-    """Apply a config's `recompute`, `mlp_tile` and `compile` to a model, in place; with `offload`, offload activations;
-    with `tensor`, split its layers over a tp group; with `experts`, exchange tokens in an ep group.
+    """Apply a config's `recompute`, `mlp_tile`, `compile` and `linear_dtype` to a model, in place; with `offload`,
+    offload activations; with `tensor`, split its layers over a tp group; with `experts`, exchange tokens in an ep
+    group.
 
-    Call it once, after the model has been moved to `device`.
+    Call it once, after the model has been moved to `device`. Raises HostError if its GPU lacks what the config needs.
     """
     if model.experts() and config.dtype == "bf16":
         # Run the self-test of the grouped product now. If it ran inside a layer, the saved-tensor hooks of recompute
@@ -57,9 +61,23 @@ def parallelize(
         if isinstance(module, (FeedForward, Experts)):
             module.tile = config.mlp_tile
     fuse(model, config.model, device, DTYPES[config.dtype], config.compile)
+    if config.linear_dtype == "fp8":
+        arithmetic = fp8.Arithmetic(fp8.choose(device))
+        if is_fused(config.model, device, DTYPES[config.dtype], config.compile):
+            arithmetic = arithmetic.compiled(compiled_function)
+        product = fp8.product(arithmetic)
+        for linear in linears(model):
+            linear.product = product
     # Tensor and expert parallelism come last, because they communicate around the operations that the modules have by
     # then.
     if tensor is not None:
         tensor.apply(model)
     if experts is not None:
         experts.apply(model)
+
+
+def linears(model: Decoder) -> Iterator[Linear]:
+    """Yield the linear layers of attention and of SwiGLU. Routers and the head are others: they need their digits."""
+    for module in model.modules():
+        if isinstance(module, (Attention, FeedForward)):
+            yield from (child for child in module.children() if isinstance(child, Linear))

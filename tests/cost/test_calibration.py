@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.config.load import load
-from engine.cost.calibration import LINEAR_TERMS, SCHEMA, alike, read
+from engine.cost.calibration import FP8_SPEEDUP, LINEAR_TERMS, SCHEMA, alike, read
 from engine.cost.datasheets import nominal
 from engine.cost.model import known_peak
 from engine.errors import ConfigError
@@ -16,6 +16,7 @@ from engine.job import Job
 
 OURS = replace(nominal("local"), source="measured", **alike(1.25e10), overlap=0.3, step_s=0.0)
 
+NEW = ("plan_build_s", "fp8_speedup")  # since the first files of this format
 FORMAT_3 = Path(__file__).with_name("calibration_3.json")
 
 
@@ -53,7 +54,8 @@ def test_whole_numbers_are_numbers(file: Path) -> None:
 def test_a_file_of_format_3_has_its_one_rate_for_all_linear_layers() -> None:
     written = json.loads(FORMAT_3.read_text())
     found = read(FORMAT_3, "h200x8")
-    assert asdict(found) == {name: value for name, value in written.items() if name in asdict(found)} | alike(6.5e14)
+    same = {name: value for name, value in written.items() if name in asdict(found)}
+    assert asdict(found) == {**same, **alike(6.5e14), "fp8_speedup": FP8_SPEEDUP}
     assert written.keys() - asdict(found).keys() == {"schema", "linear_flops_per_s"}
 
 
@@ -73,15 +75,15 @@ def test_each_kind_of_linear_layers_has_its_own_rate(file: Path) -> None:
     assert "terms missing: none; unknown: linear_flops_per_s" in refusal(changed(file, linear_flops_per_s=1e10))
 
 
-def test_a_file_of_an_earlier_version_gets_the_nominal_time_of_a_plan(file: Path) -> None:
-    """No cost depends on it."""
+@pytest.mark.parametrize("name", NEW)
+def test_a_file_of_an_earlier_version_gets_the_nominal_value_of_a_new_term(file: Path, name: str) -> None:
     found = json.loads(file.read_text())
-    del found["plan_build_s"]
+    del found[name]
     file.write_text(json.dumps(found))
-    assert read(file, "local") == replace(OURS, plan_build_s=nominal("h100x8").plan_build_s)
+    assert asdict(read(file, "local")) == asdict(OURS) | {name: getattr(nominal("h100x8"), name)}
 
 
-@pytest.mark.parametrize("name", [name for name in asdict(OURS) if name != "plan_build_s"])
+@pytest.mark.parametrize("name", [name for name in asdict(OURS) if name not in NEW])
 def test_each_missing_term_is_named(file: Path, name: str) -> None:
     """A term that silently kept a default would make every plan wrong."""
     found = json.loads(file.read_text())

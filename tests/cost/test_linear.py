@@ -74,6 +74,20 @@ def test_with_one_rate_times_are_those_of_all_flops_to_the_bit(more: list[str], 
 
 
 @MODELS
+def test_fp8_is_faster_where_it_multiplies(more: list[str]) -> None:
+    """Not the head, routers and experts; MFU stays relative to the peak of bf16. Reading the weights takes as long."""
+    keys, known = [*more, "model.ffn=128", "dtype=bf16"], rates(**MIXED, fp8_speedup=1.6)
+    same, fast = config(*keys), config(*keys, "linear_dtype=fp8")
+    multiplied = replace(known, projection_flops_per_s=1.6 * 7e10, ffn_flops_per_s=1.6 * 9e10)
+    found, expected = costs_of(fast, known), costs_of(same, replace(multiplied, half_tokens=1.6 * known.half_tokens))
+    assert found.rates == expected.rates and found.work_shares == expected.work_shares
+    assert found.rates.token_f < costs_of(same, known).rates.token_f
+    assert found.rates.micro >= costs_of(same, known).rates.micro
+    assert found.peak_flops_per_s == known.peak_flops_per_s and "1.6" in found.source
+    assert costs_of(fast, known).token_bytes == costs_of(same, known).token_bytes, "x is saved, which others save too"
+
+
+@MODELS
 def test_tiles_compute_swiglu_or_the_experts_again(more: list[str]) -> None:
     of, known = config(*more), rates(**MIXED)
     times = {name: seconds(of, known, name) for name in parameters_of(of.model)}

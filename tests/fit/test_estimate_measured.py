@@ -95,6 +95,7 @@ MORE: dict[str, tuple[list[int], list[str]]] = {
     "first host": (FIRST, [*HOST, *WIDE]),
     "vocabulary zero-2": (RINGS, ["zero.stage=2", "recompute=layer", *WIDE, VOCABULARY]),
     "experts": (RINGS, EXPERTS),
+    "fp8": (WHOLE, ["dtype=bf16", "linear_dtype=fp8", "model.ffn=320"]),
 }
 
 SAVED, PEAK = 0.02, 0.05  # tolerances

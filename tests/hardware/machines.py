@@ -20,6 +20,7 @@ TRUE = replace(
     source="measured",
     peak_flops_per_s=6e10,
     **alike(2.1e10),
+    fp8_speedup=0.2,
     linear_backward=1.7,
     attention_flops_per_s=4.5e10,
     attention_backward=2.8,

@@ -23,12 +23,12 @@ def test_unmeasured_terms_are_marked_as_nominal() -> None:
         assert found == set(nominal_terms(TRUE, ours))
         return found
 
-    assert unmeasured(2) == {"network_bytes_per_s", "nics_per_node", "plan_build_s"}
+    assert unmeasured(2) == {"fp8_speedup", "network_bytes_per_s", "nics_per_node", "plan_build_s"}
     assert unmeasured(1) - unmeasured(2) == {
         "gather_s", "round_s", "ring_s", "merge_bytes_per_s",
         "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s"
     }  # fmt: skip
-    assert unmeasured(2, nodes=2) == {"plan_build_s"}
+    assert unmeasured(2, nodes=2) == {"fp8_speedup", "plan_build_s"}
     assert unmeasured(1, nodes=2) == unmeasured(1) - {"network_bytes_per_s", "nics_per_node", "latency_s"}
 
 
