@@ -7,7 +7,8 @@
            varlen kernel, which training uses for shapes that come too seldom for a plan of cuDNN
     missing  those of `cases` that no GPU has run yet
     plan   steps of lengths like GitHub's (`plans.py`), each run twice: `new_s` is the time of the first run, in which
-           most shapes are new, `seen_s` that of the second. Each call has the kernel that training would use
+           most shapes are new, `seen_s` that of the second. The first row has the kernel that training selects. There
+           are others for flash-attn 3 and 4 and for cuDNN with the varlen kernel, where they work, on the same steps
     trace  a profile of one micro-batch: kernel launches, the fraction of the time in which a kernel runs, and the
            kernels that take longest, all of them summed by class; attention as in `cases`
 
@@ -18,6 +19,7 @@ code is 1 if a case fails, and 3 without a CUDA device.
 from __future__ import annotations
 
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +45,7 @@ from engine.hardware.timing import Stopwatch
 from engine.job import Job
 from engine.parallel.groups import Groups
 from engine.planner.plan.step_plan import MicroBatch
+from engine.trainer.model import kernel_of
 
 Case = tuple[str, int, str, tuple[str, ...]]  # model, tokens, recompute, further keys
 NAMES = ("model", "tokens", "recompute")  # columns of a case
@@ -70,6 +73,8 @@ CLUSTER, VOCAB = "h200x8", 32768
 WARM_UPS = 3  # before a trace
 REPEATS, MOST_S = 8, 8.0  # of a case: fewer repeats if they take longer
 STEPS, STEP_TOKENS = 5, 4  # planned steps, and their tokens as a multiple of the context
+STEPS_S = 60.0  # after which no further step begins
+PACKING = ("flash_attn_3", "flash_attn_4", "cudnn")  # kernels that are compared on planned steps
 TOP = 40  # kernels that a trace lists
 # Classes of kernels by parts of their names, the first that matches; all others are `pointwise`.
 CLASSES = {
@@ -153,33 +158,53 @@ def speed_of_varlen(rank: OneRank) -> Row:
 
 
 def planned(config: Config, groups: Groups) -> Row:
-    """Measure steps of real plans for one rank, each run twice."""
+    """Measure steps of real plans for one rank, each run twice with each kernel; `others` has those not selected."""
+    began = time.monotonic()
     drawn, steps = steps_of(config)
     rank, watch = OneRank.of(drawn, groups), Stopwatch(groups.device)
+    ranks, failures = {rank.context.kernel.name: rank}, list[Row]()
+    for name in PACKING if groups.device.type == "cuda" else ("reference",):
+        if name not in ranks:
+            try:
+                ranks[name] = rank.with_kernel(kernel_of(drawn, groups.device, ranks=1, prefer=name))
+            except ValueError as error:
+                print(f"- {error}", flush=True)
+                if "not installed" not in str(error):
+                    failures.append(on_gpu.failed({"kernel": name}, error))
     # Compiles what does not depend on the lengths; the largest of the micro-batches allocates.
-    rank.planned(max((micro for step in steps for micro in step), key=plans.tokens_of))
+    largest = max((micro for step in steps for micro in step), key=plans.tokens_of)
+    for one in ranks.values():
+        one.planned(largest)
     rank.engine.step(1e-6)
 
-    def run(step: list[MicroBatch]) -> float:
+    def run(one: OneRank, step: list[MicroBatch]) -> float:
         began = watch.now()
         for micro in step:
-            rank.planned(micro)
-        rank.engine.step(1e-6)
+            one.planned(micro)
+        one.engine.step(1e-6)
         return watch.now() - began
 
-    new, seen = zip(*((run(step), run(step)) for step in steps), strict=True)
-    lengths = [np.array([shard.length for micro in step for shard in micro.shards]) for step in steps]
+    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in ranks}
+    done = list[list[MicroBatch]]()
+    for step in steps:
+        if done and time.monotonic() > began + STEPS_S:
+            break
+        for name, one in ranks.items():
+            spent[name].append((run(one, step), run(one, step)))
+        done.append(step)
+    lengths = [np.array([shard.length for micro in step for shard in micro.shards]) for step in done]
     flops = sum(float(Job(drawn).costs.flops(of_step)) for of_step in lengths)
     tokens = sum(int(of_step.sum()) for of_step in lengths)
-    return {
-        "tokens_per_s": tokens / sum(seen),
-        "tokens_per_s_new": tokens / sum(new),
-        "mfu": flops / sum(seen) / (sheet_peak(CLUSTER) or 1.0),
-        "new_s": list(new),
-        "seen_s": list(seen),
-        "sequences": [len(of_step) for of_step in lengths],
-        "kernel": rank.context.kernel.name,
-    }
+    rows: list[Row] = []
+    for name, times in spent.items():
+        new, seen = zip(*times, strict=True)
+        rates = {"tokens_per_s": tokens / sum(seen), "tokens_per_s_new": tokens / sum(new)}
+        mfu = flops / sum(seen) / (sheet_peak(CLUSTER) or 1.0)
+        sequences = [len(of_step) for of_step in lengths]
+        rows.append(
+            rates | {"mfu": mfu, "new_s": list(new), "seen_s": list(seen), "sequences": sequences, "kernel": name}
+        )
+    return rows[0] | {"others": rows[1:] + failures}
 
 
 def steps_of(config: Config, write: bool = False) -> tuple[Config, list[list[MicroBatch]]]:
@@ -237,7 +262,7 @@ SECTIONS: dict[str, tuple[Callable[[Config, Groups], Row], tuple[Case, ...], str
     "plan": (
         planned,
         PLANS,
-        f"{_CASE} {{tokens_per_s:,.0f}} tokens/s, new shapes {{tokens_per_s_new:,.0f}} | MFU {{mfu:.3f}} |",
+        f"{_CASE} {{kernel}} | {{tokens_per_s:,.0f}} tokens/s, new {{tokens_per_s_new:,.0f}} | MFU {{mfu:.3f}} |",
     ),
     "trace": (traced, TRACES, f"{_CASE} {{launches}} launches | busy {{busy:.3f}} | ms {{ms}} |"),
 }

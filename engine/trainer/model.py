@@ -70,14 +70,17 @@ def part_of(config: Config, place: Place) -> Part:
     return Part(cut[place.pp], place.pp == 0, place.pp == len(cut) - 1, tp, place.tp, ep, place.hdp % ep)
 
 
-def kernel_of(config: Config, device: torch.device, ranks: int, plan_build_s: float | None = None) -> Kernel:
+def kernel_of(
+    config: Config, device: torch.device, ranks: int, plan_build_s: float | None = None, prefer: str | None = None
+) -> Kernel:
     """Select the attention kernel of a rank, one of `ranks` HDP ranks, with the merge of its rings.
 
-    `plan_build_s` replaces that of the calibration. Benchmarks pass 0: cuDNN then serves a shape from its first call.
+    Of benchmarks: `plan_build_s` replaces that of the calibration, and with 0 cuDNN serves a shape from its first call;
+    `prefer` names the kernel, and ValueError is raised if it does not work here.
     """
     dtype, model = DTYPES[config.dtype], config.model
     build_s = machine(config).plan_build_s if plan_build_s is None else plan_build_s
-    kernel = choose(device, dtype, model.head_dim, plan_build_s=build_s)
+    kernel = choose(device, dtype, model.head_dim, prefer, build_s)
     if ranks == 1 and config.parallel.pp == 1:  # no rings, and no slices
         return kernel
     heads = model.heads // config.parallel.tp

@@ -3,9 +3,11 @@
 All calls have fewer key heads than query heads (GQA):
 
 - packed causal sequences, and such of equal length, which cuDNN computes;
+- packed sequences of one to several tiles of a kernel (64 to 192 rows), causal and not, which several blocks of threads
+  of the GPU share;
 - ring blocks, which have different numbers of queries and keys, and whose `out` and `lse` in the backward pass cover
   more keys than the call; also blocks of two shapes, for which cuDNN needs two calls;
-- blocks of one query, for which flash-attn 2 swaps queries and heads;
+- blocks of one query, for which flash-attn 2 swaps queries and heads; their log-sum-exps are far apart;
 - blocks with a log-sum-exp of about -120, which trained weights reach: exp(-lse) overflows in float32. cuDNN's backward
   pass then returns NaN for 64 keys (modulo 128), and for one query (plans.py).
 """
@@ -27,9 +29,11 @@ TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4, tor
 NAMES = ("output", "log-sum-exp", "dq", "dk", "dv")
 CAUSAL = Call((0, 5, 70), (0, 5, 70), causal=True)
 EVEN = Call((0, 70, 140), (0, 70, 140), causal=True)
+PACK = Call((0, 1, 201, 340), (0, 1, 201, 340), causal=True)
 BLOCK = Call((0, 72, 144), (0, 40, 80), causal=False, overlapped=True)
 BLOCKS = Call((0, 72, 136), (0, 40, 140), causal=False, overlapped=True)
-ONE_QUERY = Call((0, 1, 2), (0, 40, 80), causal=False)
+LONG_BLOCKS = Call((0, 150, 280), (0, 90, 280), causal=False, overlapped=True)
+ONE_QUERY = Call((0, 1, 2, 3), (0, 40, 47, 197), causal=False)
 TILE = Call((0, 72, 144), (0, 64, 128), causal=False)
 ONE_QUERY_LOW = Call((0, 1, 2), (0, 128, 256), causal=False)
 LOW = -120.0  # log-sum-exp
@@ -46,8 +50,10 @@ class Case(NamedTuple):
 CASES = (
     Case(CAUSAL),
     Case(EVEN),
+    Case(PACK),
     Case(BLOCK, more_keys=20),
     Case(BLOCKS, more_keys=20),
+    Case(LONG_BLOCKS, more_keys=20),
     Case(ONE_QUERY, more_keys=20),
     Case(TILE, low=True),
     Case(ONE_QUERY_LOW, low=True),

@@ -4,6 +4,8 @@ They run on any device, and refuse what the libraries refuse: other dtypes, a la
 that are not int32. They also do what is known to go wrong in a library: `swapping_forward` and `Cudnn`.
 """
 
+# ruff: noqa: N803 - arguments have the names that the libraries give them
+
 from __future__ import annotations
 
 from itertools import pairwise
@@ -123,19 +125,35 @@ def flash_attn_3() -> SimpleNamespace:
 
 
 def flash_attn_4() -> ModuleType:
-    """`flash_attn.cute.interface`: the arguments that PyTorch's own integration gives."""
+    """`flash_attn.cute.interface` of 4.0.0b36. What we do not pass must have the library's default."""
     module = ModuleType("flash_attn.cute.interface")
 
     def _flash_attn_fwd(
-        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
-        max_seqlen_k: int, softmax_scale: float | None = None, causal: bool = False, return_lse: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        out, lse = forward(q, k, v, call(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal))
-        return out, lse if return_lse else None
+        q: Tensor, k: Tensor, v: Tensor, qv: Any = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+        seqused_q: Any = None, seqused_k: Any = None, max_seqlen_q: Any = None, max_seqlen_k: Any = None,
+        min_seqlen_k: Any = None, page_table: Any = None, softmax_scale: float | None = None, causal: bool = False,
+        softcap: Any = None, window_size_left: Any = None, window_size_right: Any = None, learnable_sink: Any = None,
+        tile_mn: Any = None, mma_pv_is_rs: Any = None, intra_wg_overlap: Any = None, num_threads: int = 384,
+        num_splits: int = 1, pack_gqa: Any = None, _arch: Any = None, score_mod: Any = None, mask_mod: Any = None,
+        block_sparse_tensors: Any = None, return_lse: bool = False, out: Any = None, lse: Any = None,
+        aux_tensors: Any = None, aux_scalars: Any = None, q_descale: Any = None, k_descale: Any = None,
+        v_descale: Any = None, gather_kv_indices: Any = None, scheduler_metadata: Any = None,
+        seqlen_k_per_split: Any = None, disable_scheduler_metadata: bool = False, gather_bwd_recompute_p: bool = False,
+    ) -> tuple[Tensor, Tensor | None, None, None, None]:  # fmt: skip
+        found, log = forward(q, k, v, call(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal))
+        return found, log if return_lse else None, None, None, None
 
     def _flash_attn_bwd(
         q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, softmax_scale: float | None = None,
-        causal: bool = False, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+        causal: bool = False, softcap: float = 0.0, window_size_left: Any = None, window_size_right: Any = None,
+        m_block_size: int = 64, n_block_size: int = 128, num_threads: int = 256, pack_gqa: bool = False,
+        num_stages_Q: int = 2, num_stages_dO: int = 2, SdP_swapAB: bool = False, dKV_swapAB: bool = False,
+        dQ_swapAB: bool = False, AtomLayoutMSdP: int = 2, AtomLayoutNdKV: int = 2, AtomLayoutMdQ: int = 2,
+        V_in_regs: bool = False, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, seqused_q: Any = None,
+        seqused_k: Any = None, max_seqlen_q: Any = None, max_seqlen_k: Any = None, deterministic: bool = False,
+        dq: Any = None, dk: Any = None, dv: Any = None, score_mod: Any = None, score_mod_bwd: Any = None,
+        mask_mod: Any = None, aux_tensors: Any = None, aux_scalars: Any = None, block_sparse_tensors: Any = None,
+        dlse: Any = None, learnable_sink: Any = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         one = Call(tuple(cu_seqlens_q.tolist()), tuple(cu_seqlens_k.tolist()), causal)
         return tuple(backward(dout, q, k, v, out, lse, one))

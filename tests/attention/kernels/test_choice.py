@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from engine.attention.kernels import choice, reference, self_test
-from engine.attention.kernels.call import Functions
+from engine.attention.kernels.call import Call, Functions
 from engine.attention.kernels.choice import choose
 from tests.attention.rings import CPU
 
@@ -152,6 +152,26 @@ def test_a_kernel_with_wrong_numbers_is_reported(
     found = choose(CPU, dtype, 16)
     assert found.name == "reference" and f"its {name} is off by" in found.rejected[0]
     assert "wrong is installed but broken" in caplog.text
+
+
+@pytest.mark.parametrize(("what", "name"), [*enumerate(self_test.NAMES)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_kernel_that_leaves_out_later_tiles_of_packed_sequences_is_reported(
+    what: int, name: str, causal: bool
+) -> None:
+    """As one whose scheduler is wrong for sequences of several lengths: rows after the first 128 are not computed."""
+
+    def left_out(results: tuple[Any, ...], first: int, call: Call) -> Any:
+        if 0 <= what - first < len(results) and call.causal == causal:
+            for queries, keys in call.sequences():
+                results[what - first][keys if name in ("dk", "dv") else queries][128:] = 0
+        return results
+
+    kernel = Functions(
+        lambda *inputs: left_out(reference.forward(*inputs), 0, inputs[-1]),
+        lambda *inputs: left_out(reference.backward(*inputs), 2, inputs[-1]),
+    )
+    assert str(self_test.fault(kernel, CPU, BF16, 16)).startswith(f"its {name} is off by")
 
 
 def test_a_kernel_that_gives_nan_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

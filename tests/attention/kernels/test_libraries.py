@@ -5,10 +5,14 @@ If these fail, a GPU kernel gets something else than it asks for. What only a GP
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -58,6 +62,24 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> libraries.Cudnn:
 def test_numbers_are_those_of_the_reference(load: Callable[[], Functions], stand_ins: libraries.Cudnn) -> None:
     """Packed causal sequences, and blocks of a ring with the merged output and log-sum-exp; shared key heads."""
     assert self_test.fault(load(), CPU, BF16, 16) is None
+
+
+def test_the_stand_in_has_the_signatures_of_an_installed_flash_attn_4() -> None:
+    """Read from its source: importing it needs its compiler. `PYTHONPATH` may name a folder with an unpacked wheel."""
+    package = find_spec("flash_attn")
+    sources = [
+        Path(folder, "cute", "interface.py") for folder in (package and package.submodule_search_locations) or ()
+    ]
+    source = next(filter(Path.exists, sources), None)
+    if source is None:
+        pytest.skip("flash-attn 4 is not installed")
+    found = {one.name: one.args for one in ast.parse(source.read_text()).body if isinstance(one, ast.FunctionDef)}
+    for name in ("_flash_attn_fwd", "_flash_attn_bwd"):
+        ours = inspect.signature(getattr(libraries.flash_attn_4(), name)).parameters.values()
+        theirs = [one.arg for one in found[name].args]
+        assert [one.name for one in ours] == theirs
+        defaults = [one.default for one in ours if one.default is not inspect.Parameter.empty]
+        assert defaults == [ast.literal_eval(one) for one in found[name].defaults]
 
 
 @each_library

@@ -41,3 +41,18 @@ def tiny() -> dict[str, str | float]:
 def test_a_tiny_model_is_measured() -> None:
     (found,) = run_world(1, tiny)
     assert found["tokens_per_s"] > 0 and 0 < found["mfu"] < 1 and found["kernel"] == "fused_cpu"
+
+
+def tiny_plan() -> train.Row:
+    train.STEPS_S = 0.0
+    return train.planned(train.config_of(*train.TINY[0]), alone())
+
+
+@pytest.mark.world
+def test_kernels_are_compared_on_the_same_steps_of_plans() -> None:
+    """And on one at least, however long it takes."""
+    (found,) = run_world(1, tiny_plan)
+    rows = [found, *found["others"]]
+    assert [row["kernel"] for row in rows] == ["fused_cpu", "reference"]
+    for row in rows:
+        assert len(row["new_s"]) == len(row["seen_s"]) == len(row["sequences"]) == 1 and row["mfu"] > 0
