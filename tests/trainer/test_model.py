@@ -44,7 +44,7 @@ def test_a_micro_batch_that_fills_the_host_goes_there_whole(mode: str) -> None:
 
 
 def test_the_kernel_of_a_rank_has_the_costs_and_the_merge_of_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank has no rings, so it compiles no merge; the calibration's time of a plan can be replaced."""
+    """One rank has no rings, so it compiles no merge; benchmarks replace the time of a plan, and name a kernel."""
     asked: list[Any] = []
 
     def recorded(answer: Any) -> Callable[..., Any]:
@@ -63,12 +63,12 @@ def test_the_kernel_of_a_rank_has_the_costs_and_the_merge_of_its_config(monkeypa
     assert kernel_of(config, CPU, ranks=1) == plain and plain.merge is merge
     assert kernel_of(config, CPU, ranks=2, plan_build_s=0.0).merge is other
     with_tp = load(["recipe=h200-1b-8k", "compile=always", "cluster.ranks_per_node=2", "parallel.tp=2"])
-    assert kernel_of(with_tp, CPU, ranks=2, plan_build_s=0.0).merge is other
+    assert kernel_of(with_tp, CPU, ranks=2, plan_build_s=0.0, prefer="cudnn").merge is other
     assert asked == [
-        (CPU, torch.bfloat16, 64, PLAN_BUILD_S),
-        (CPU, torch.bfloat16, 64, 0.0),
+        (CPU, torch.bfloat16, 64, None, PLAN_BUILD_S),
+        (CPU, torch.bfloat16, 64, None, 0.0),
         (CPU, torch.bfloat16, 32, 64, "always"),
-        (CPU, torch.bfloat16, 64, 0.0),
+        (CPU, torch.bfloat16, 64, "cudnn", 0.0),
         (CPU, torch.bfloat16, 16, 64, "always"),  # the heads of a device
     ]
 
