@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,8 +43,6 @@ Workers = Annotated[
     int | None, typer.Option(parser=whole_number, metavar="N", help="Processes. Default: one per core.")
 ]
 
-_SECONDS = 5.0  # between two lines of progress
-
 
 @app.command()
 def pack(
@@ -80,7 +77,7 @@ def pack(
     check_weights(config)
     prefix = Path(str(writable(f"{out}.bin", "--out", new_folder=True)).removesuffix(".bin"))
     # Documents that were left out are reported: a user may expect all of them in the result.
-    facts = write(config.data, prefix, workers, _progress(), output.say)
+    facts = write(config.data, prefix, workers, output.progress("{:,} of {:,} blocks"), output.say)
     counts = f"{counted(facts.documents, 'document')}, {counted(facts.tokens, 'token')} of {facts.tokenizer}"
     text = f"{prefix}: {counts}, vocabulary {facts.vocabulary:,}"
     if facts.empty:
@@ -131,7 +128,7 @@ def lint(
     sources = list(source_configs(config.data).values())
     if any(one.format != "tokens" for one in sources):
         check_weights(config)
-    found, of_sources = read(sources, limits, examples, workers, _progress(), say)
+    found, of_sources = read(sources, limits, examples, workers, output.progress("{:,} of {:,} blocks"), say)
     lengths = found.lengths_found()
     findings = [
         {
@@ -204,16 +201,3 @@ def _check(number: int | None, flag: str, example: int) -> None:
     """Raise ConfigError that names `flag` unless its value is at least 1, or None."""
     if number is not None and number < 1:
         raise ConfigError(f"must be at least 1, not {number}", key=flag, hint=f"for example {flag} {example}")
-
-
-def _progress() -> Callable[[int, int], None]:
-    """Return a function that reports the number of finished blocks every 5 seconds."""
-    shown = time.monotonic()
-
-    def progress(done: int, total: int) -> None:
-        nonlocal shown
-        if time.monotonic() - shown > _SECONDS:
-            shown = time.monotonic()
-            output.say(f"{done:,} of {total:,} blocks")
-
-    return progress

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from engine.config.schema import Config
     from engine.data.head import Shown
 
-_SECONDS = 5.0  # between two lines of progress
+_PROGRESS = "step {:,} of {:,}"
 
 
 def head(
@@ -71,7 +69,7 @@ def head(
         if step > history.finished:
             _check_step(step, config)
         corpora = history.corpora
-        table = step_of_run(history, step, _progress())
+        table = step_of_run(history, step, output.progress(_PROGRESS))
     else:
         # The order is known only after the blocks of the first window have been listed.
         step, config = step or 1, loaded(overrides, config_file)
@@ -79,7 +77,7 @@ def head(
         opened = Corpora(config)
         opened.pack_first(Cursor(), about_documents(with_config(overrides, config_file)))
         say_toys(config, "documents")
-        table, corpora = step_after(opened.steps, Cursor(), step, _progress()), opened.sources
+        table, corpora = step_after(opened.steps, Cursor(), step, output.progress(_PROGRESS)), opened.sources
     # Totals are those of the whole step; the texts of only the first sequences are read.
     shown = first_tokens(corpora, config, table.chosen(slice(sequences)), tokens)
     inputs, loss_tokens = int(table.length.sum()), int(table.loss_tokens.sum())
@@ -121,16 +119,3 @@ def _describe(one: Shown) -> str:
 def _visible(text: str) -> str:
     """Replace control characters, which could change the output of the terminal."""
     return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
-
-
-def _progress() -> Callable[[int, int], None]:
-    """Return a function that reports the last computed step every 5 seconds."""
-    shown = time.monotonic()
-
-    def progress(done: int, wanted: int) -> None:
-        nonlocal shown
-        if time.monotonic() - shown > _SECONDS:
-            shown = time.monotonic()
-            output.say(f"step {done:,} of {wanted:,}")
-
-    return progress

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,6 +17,7 @@ from engine.errors import BytescaleError, StorageError
 SCHEMA = 1
 _GAP = "  "  # between the columns of a table
 _LABELS = {"error:": "red", "warning:": "yellow"}
+_SECONDS = 5.0  # between two lines of progress
 _LEAST = 24  # characters of the narrowest column that is worth wrapping
 
 
@@ -51,6 +53,19 @@ def _print(text: str, stream: TextIO) -> None:
         if not isinstance(error, BrokenPipeError):
             error.filename = error.filename or str(stream.name).strip("<>")  # `stdout`, for the message
             raise
+
+
+def progress(line: str) -> Callable[[int, int], None]:
+    """Return a function that says `line`, a format of its two numbers, if it is called and 5 seconds have passed."""
+    shown = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal shown
+        if time.monotonic() - shown > _SECONDS:
+            shown = time.monotonic()
+            say(line.format(done, total))
+
+    return report
 
 
 def say_when_compiling() -> None:

@@ -174,6 +174,20 @@ def deepspeed_run(settings: Config, batches: list[Batch], lr: float) -> dict[str
     return {"change": change, "norms": norms, "degree": max(degrees)}
 
 
+def losses_of(model: Any, table: Any, reader: Any) -> tuple[float, float]:
+    """Run a batch sequence by sequence, forward and backward; return the summed losses of training and evaluation."""
+    loss = evaluated = 0.0
+    for sequence, length in enumerate(table.length.tolist()):
+        tokens = torch.from_numpy(reader.tokens(0, 0, sequence, 0, length + 1))
+        of_sequence = model(tokens[:-1], torch.arange(length), tokens[1:])
+        of_sequence.backward()
+        loss += of_sequence.item()
+        with torch.no_grad():
+            evaluated += model.eval()(tokens[:-1], torch.arange(length), tokens[1:]).item()
+        model.train()
+    return loss, evaluated
+
+
 def steps_alone(
     model: Decoder, settings: Config, batches: list[Batch], lr: float
 ) -> tuple[dict[str, Tensor], list[float]]:

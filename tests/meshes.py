@@ -36,7 +36,7 @@ from engine.trainer.step import RankContext, evaluate, run_step
 from engine.units import PPM
 from engine.zero.shards import gathered, sharded
 from tests.covering import Case
-from tests.helpers import Batch, batch, config, family, llama, mixtral
+from tests.helpers import Batch, batch, config, family, llama, losses_of, mixtral
 from tests.planner.pipelines import sliced
 from tests.slices import slice_of
 
@@ -186,16 +186,8 @@ def alone(hdp: int, tied: bool, balance: str | None, qwen3: bool) -> Alone:
     """Run the documents of a mesh of `hdp` HDP ranks through the whole model, in float64 and without recompute."""
     case: Case = {"tp_pp": (1, 1), "planner": "adaptive", "tied": tied, "recompute": "none"}
     case |= {"balance": balance, "qwen3": qwen3}
-    model, loss, evaluated = whole_of(settings_of(case, hdp), torch.float64), 0.0, 0.0
-    table, reader = batch(hdp, CAPACITY)
-    for sequence, length in enumerate(table.length.tolist()):
-        tokens = torch.from_numpy(reader.tokens(0, 0, sequence, 0, length + 1))
-        of_sequence = model(tokens[:-1], torch.arange(length), tokens[1:])
-        of_sequence.backward()
-        loss += of_sequence.item()
-        with torch.no_grad():
-            evaluated += model.eval()(tokens[:-1], torch.arange(length), tokens[1:]).item()
-        model.train()
+    model, (table, reader) = whole_of(settings_of(case, hdp), torch.float64), batch(hdp, CAPACITY)
+    loss, evaluated = losses_of(model, table, reader)
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     told = model.end_step(lambda values: values, int(table.loss_tokens.sum()))
     return Alone(loss, evaluated, told, gradients, dict(model.named_buffers()))

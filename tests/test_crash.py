@@ -13,12 +13,16 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import torch
+from torch import Tensor
 
+from engine.control.chaos import Fault
 from engine.run.checkpoints import newest_first, read
-from tests.faults import command, documents, ledger, losses, ranks_of, train_unharmed
+from tests.faults import Launcher, command, documents, ledger, losses, ranks_of, train_unharmed
 
 pytestmark = pytest.mark.world
 
@@ -62,6 +66,57 @@ def test_a_run_of_which_a_rank_was_killed_resumes_exactly(tmp_path: Path, data: 
     assert losses(killed) == losses(whole)
     assert len(losses(whole)) == 14
     assert ledger(killed) == ledger(whole), "every document once, on the same ranks"
+
+
+EXPERTS = ["model.family=mixtral", "model.experts=4", "model.top_k=2", "balance.by=bias"]
+AWAY, CLIP = "optimizer.on_host=true", "optimizer.clip_norm=0.2"
+# What is trained, and the phase of step 5 in which rank 1 is killed; None: the launcher is, anywhere after step 4.
+UPDATES: dict[str, tuple[list[str], str | None]] = {
+    "stage 1, bf16": (["dtype=bf16", CLIP], "update"),
+    "stage 2, on the host": (["zero.stage=2", AWAY, CLIP], "backward"),
+    "four ranks, experts of two": (["cluster.ranks_per_node=4", "parallel.ep=2", "dtype=bf16", *EXPERTS], "reduce"),
+    "four ranks, tp 2, bf16 on the host": (["cluster.ranks_per_node=4", "parallel.tp=2", "dtype=bf16", AWAY], None),
+}
+FIRST, *OTHERS = UPDATES
+
+
+def learned(out: Path) -> tuple[list[tuple[float, ...]], dict[str, Tensor]]:
+    """The losses and norms of a run, and all tensors of its last checkpoint by place: weights, masters and moments."""
+    found = dict[str, Tensor]()
+
+    def add(place: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            found[place] = value
+        elif isinstance(value, dict | list):
+            for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+                add(f"{place} {key}", inner)
+
+    for file in (newest_first(out / "checkpoints")[0] / "zero").iterdir():
+        add(file.name, torch.load(file, weights_only=False))
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [(line["loss"], line["grad_norm"]) for line in lines], found
+
+
+@pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+def test_a_sharded_update_that_was_cut_is_done_again_to_the_last_bit(name: str, tmp_path: Path, data: Path) -> None:
+    """The step of which some ranks may have updated their shards, and others not, is repeated from step 3."""
+    more, phase = UPDATES[name]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train_unharmed(whole, data, 7, *more)
+    launcher = Launcher(command(killed, data, 7, "run.restarts=1", *more), killed)
+    if phase is None:
+        launcher.wait_for_steps(4)
+        launcher.process.kill()
+        assert launcher.end(time.time()).code == -signal.SIGKILL
+        launcher = Launcher(command(killed, data, 7, *more), killed)
+    else:
+        launcher.plant(1, Fault("kill-rank", phase, step=5))
+    ended = launcher.end(None if phase else time.time())
+    assert ended.code == 0 and "resuming from" in ended.said, ended.said
+    (before, states), (after, again) = learned(whole), learned(killed)
+    assert len(before) == 7 and after == before
+    assert states.keys() == again.keys() and len(states) > 10
+    assert [place for place, tensor in states.items() if not torch.equal(tensor, again[place])] == []
 
 
 @pytest.mark.slow  # tests/test_faults.py kills before a checkpoint gets its name

@@ -2,9 +2,13 @@
 
     python benchmarks/gpu/first_hour.py [--out DIR] [--budget 28m] [--call N] [--only PART[,PART]] [--list] [--dry-run]
 
-Each part is a process with a time limit. It writes DIR/PART.json as it goes, and its output is in DIR/PART.log. A part
-that fails or is stopped does not stop the others. Run the command again to continue: parts that are done are skipped,
-new ones come first, then those in which a case failed, or that were stopped. At the end it prints what to change.
+    PARTS --in_order--> run: a process with a time limit --> DIR/PART.json (as it goes), DIR/PART.log
+              ^           |  exit code 0: done; 4: missed; else: failed; at its limit: timed out
+              |           v
+              +--- DIR/outcomes.json ----> advice.py: what to change, printed at the end
+
+A part that fails or is stopped does not stop the others. Run the command again to continue: parts that are done are
+skipped, new ones come first, then those in which a case failed, or that were stopped.
 
 All limits together are longer than the default budget; --list prints their sum. A part does not start with less time
 than half of its limit, or than it took before. The result of the run before is kept as DIR/PART.old.

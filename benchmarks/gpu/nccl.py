@@ -12,6 +12,14 @@ several GPUs.
               stopped (SIGSTOP): seconds, the operation of NCCL that the message and the report name, and losses after
               the restart
 
+How a world of processes joins the groups of one mesh after the other, without importing torch for each:
+
+    main     _World: 8 processes of this file, all on GPU 0      row(MESH): waits for MESH.0 ... MESH.N
+               |  stdin: the list of meshes                        ^    none for 25 s: the mesh hangs, all
+               v                                                   |    are killed, a new world takes the rest
+    rank R   for each mesh with more than R ranks: join, sum over each group, exchange around the rings,
+             leave, and write ANSWERS/MESH.R: right?, MiB of each communicator
+
 The results are written after each case. Exit codes: 1 if a case fails, 4 if losses differ or what must hang does not, 3
 without a CUDA device. --dry-run does all of it over gloo, with fewer meshes and steps.
 """

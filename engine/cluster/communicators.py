@@ -1,9 +1,9 @@
 """The process groups with a communicator: what engine/parallel creates, in this order, and what engine/cost counts.
 
-Every rank creates groups of the same kinds in the same order, and the groups of a kind are a partition of all ranks. So
-it must be: NCCL makes each group by a split of the default group's communicator (PyTorch does so where that group is
-bound to a device), and a split is a collective of all ranks. A rank that left one out would let the others wait, or
-would meet them in the next one.
+Every rank creates groups of the same kinds in the same order, and the groups of a kind are a partition of all ranks.
+NCCL requires it: each group is a split of the default group's communicator (in PyTorch, where that group is bound to a
+device), and a split is a collective of all ranks. If one rank left a group out, the others would wait for it, or meet
+it in its next split.
 """
 
 from __future__ import annotations

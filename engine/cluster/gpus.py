@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import runpy
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -127,9 +128,9 @@ def pytorch_without_cuda() -> str | None:
 
 
 def unusable(pytorch: str, why: str) -> Problem:
-    """Describe a GPU that this version of PyTorch cannot use."""
+    """Describe a GPU of this host that this version of PyTorch cannot use."""
     hint = "install a PyTorch with CUDA that fits the driver: https://pytorch.org/get-started/locally"
-    return Problem(f"PyTorch {pytorch} cannot use this machine's GPU: {why}", hint=hint)
+    return Problem(f"PyTorch {pytorch} cannot use the GPU of {socket.gethostname()}: {why}", hint=hint)
 
 
 def _driver() -> Any:

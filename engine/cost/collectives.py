@@ -54,10 +54,11 @@ def collectives(config: Config, ranks: int) -> Collectives:
     sent = (ranks - 1) / ranks / (config.parallel.tp * config.parallel.pp)
     whole = parameters(model)
     if stage < 3:
-        ep, experts = config.parallel.ep, expert_parameters(model)
-        if ep > 1:  # a share of the experts is reduced over the ranks that store it
-            sent, whole = sent * (whole - experts) + (ranks - ep) / ranks * experts / ep, 1
-        gradients, weights = sent * whole * w, sent * whole * b
+        ep = config.parallel.ep
+        shared = expert_parameters(model) if ep > 1 else 0
+        # A share of the experts is reduced over the ranks that store it.
+        elements = sent * (whole - shared) + (ranks - ep) / ranks * shared / ep
+        gradients, weights = elements * w, elements * b
         each, once = (gradients, 0.0) if stage == 2 else (0.0, gradients)
         return Collectives(0.0, 0.0, 0.0, each, once, weights)
     layer, head = largest_layer(model, experts=model.experts), model.hidden * model.vocab

@@ -106,8 +106,7 @@ _ALL = "True"
 
 # fmt: off
 ROWS = (
-    Row(ALWAYS, "parameters", "weights", "b * P", "stage < 3",
-        "deepspeed/runtime/engine.py: _configure_distributed_model"),
+    Row(ALWAYS, "parameters", "weights", "b * P", "stage < 3", _BUCKETS),
     Row(ALWAYS, "parameters", "partition of the weights", "b * S", "stage == 3 and not weights_on_host", _PARTITION),
     Row(ALWAYS, "gradients", "gradients", "w * P", "stage == 1", _BUCKETS),
     Row(ALWAYS, "gradients", "partition of the gradients", "w * S", "stage == 2", _BUCKETS),

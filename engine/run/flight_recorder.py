@@ -2,8 +2,8 @@
 
 Each rank keeps its last operations in memory and writes them to RUN/logs/nccl-rank-N when its agent asks for them
 (engine/launch/agents/rank_process.py), or when NCCL's watchdog ends it. `torchfrtrace RUN/logs -p nccl-rank-` of
-PyTorch shows all of them. Its analysis needs torch, the records of all ranks, and their beginning, which long runs do
-not keep; the launcher has none of these, and wants one sentence.
+PyTorch shows all of them. Its analysis needs torch, the records of all ranks, and the first operations, which long runs
+do not keep; the launcher has none of these, and needs one sentence.
 
 Format: torch/csrc/distributed/c10d/FlightRecorder.hpp, a pickle of plain values; the members of a record are those of
 `_Operation`.

@@ -1,4 +1,4 @@
-"""Writes what is kept of each step in a thread, so that the next step does not wait for the disk."""
+"""Writes the records of each step (ledger, metrics) in a thread, so that the next step does not wait for the disk."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 MOST = 4  # steps that may be behind: a few, since a killed process loses them
-_LEAVE_S = 2.0  # a disk that hangs does not keep back the error of a run for longer
+_LEAVE_S = 2.0  # a disk that hangs delays the error of a run by at most this time
 
 
 class Journal:
     """Runs one function after another in a thread, in order. After one has failed, none is run.
 
-    On a file system of a network, each of a step's syncs takes 5 to 30 ms. What is added is durable after `wait`, which
-    must come before a checkpoint: none may be newer than what is kept of its steps.
+    On a network file system, each fsync of a step takes 5 to 30 ms. What is added is durable after `wait`, which must
+    come before a checkpoint is written: no checkpoint may be newer than the records of its steps.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -36,7 +36,7 @@ class Journal:
         self._take(0)
 
     def leave(self) -> None:
-        """Wait for what is behind when the run ends with another error, but not for long. Raises nothing."""
+        """Wait a short time for the functions that are left, when the run ends with another error. Raises nothing."""
         wait(self._behind, _LEAVE_S)
 
     def _take(self, most: int) -> None:

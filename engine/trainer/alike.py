@@ -2,8 +2,9 @@
 
 Each rank selects its kernels alone. A host with another card, another flash-attn or a compiler that fails would train
 with other kernels, which round differently and may be slower, and only its log would say so. So ranks must be alike.
-The exception are hosts to which the hostfile gives another speed or memory: they are known to be others, and compared
-among themselves. Different parts of a pipeline use different kernels, and are compared by stage.
+
+Two kinds of ranks may differ, and each is a `part` whose ranks are compared with each other only: hosts to which the
+hostfile gives another speed or memory (`class_of`), and the stages of a pipeline, which use different kernels.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def class_of(job: Job, rank: int) -> tuple[int, int]:
 def check_alike(control: Control, facts: Mapping[str, str], part: int = 0, parts: int = 1) -> None:
     """Check that all ranks of the same part have the same facts. Collective: all ranks must call it.
 
-    Otherwise all raise the same HostError, which names the first host that differs from most. Only then the number of
-    bytes grows with the number of ranks.
+    Otherwise all raise the same HostError, which names the first host whose fact is not that of most ranks. Only then
+    the number of bytes grows with the number of ranks.
     """
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     if control.is_same(digest, part, parts):
@@ -58,10 +59,12 @@ def check_alike(control: Control, facts: Mapping[str, str], part: int = 0, parts
     for one in range(parts):
         members = [(host, theirs) for host, number, theirs in found if number == one]
         for name in sorted({name for _, theirs in members for name in theirs}):
-            values = Counter(theirs.get(name, "nothing") for _, theirs in members)
-            usual, _ = values.most_common(1)[0]
-            for host, theirs in members:
-                if (value := theirs.get(name, "nothing")) != usual:
-                    message = f"{host} differs from most hosts: {name} is {value}, not {usual}"
-                    hint = 'make it like the others, or leave it out of the hostfile; docs/gpu.md, "Equal hosts"'
-                    raise HostError(message, hint=hint)
+            values = [(host, theirs.get(name, "nothing")) for host, theirs in members]
+            usual, _ = Counter(value for _, value in values).most_common(1)[0]
+            odd = next(((host, value) for host, value in values if value != usual), None)
+            if odd is not None:
+                others = list(dict.fromkeys(host for host, value in values if value == usual))
+                more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+                message = f"{name} is {odd[1]} on {odd[0]}, but {usual} on {others[0]}{more}"
+                hint = 'make it like the others, or leave it out of the hostfile; docs/gpu.md, "Equal hosts"'
+                raise HostError(message, hint=hint)

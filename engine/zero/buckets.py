@@ -89,7 +89,7 @@ class Bucket:
         return self.gradients
 
     def collect(self) -> None:
-        """Wait for a reduction, add its result to the sums of this step, and free the gradients, if this is to do."""
+        """Wait for a reduction, add its result to the sums of this step, and free the gradients. Once a reduction."""
         self._wait()
         if self.gradients is None:
             return

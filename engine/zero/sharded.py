@@ -70,6 +70,7 @@ class ShardedOptimizer(ZeROOptimizer):
         self._each_pass, self.on_host, self._average = each_pass, on_host, 1.0 / dist.get_world_size(hdp)
         self._most = most
         self.device = order[0].device
+        # PyTorch's optimizer gets a group for each bucket, whose only parameter are the master weights of the shard.
         groups, self.buckets = optimizer.param_groups[:], list[Bucket]()
         optimizer.param_groups.clear()
         for number, parameters in divide(groups, order, most):
@@ -172,6 +173,7 @@ class ShardedOptimizer(ZeROOptimizer):
 
         Gradients that are not finite make the norm infinite, and then no rank updates anything.
         """
+        # The norm: squares of a shard are summed while the reductions of the next buckets travel.
         squares = torch.zeros((), dtype=torch.float64, device=self.device)
         shards = list[Tensor]()
         for bucket, places in zip(self.buckets, self._counted, strict=True):
@@ -190,6 +192,7 @@ class ShardedOptimizer(ZeROOptimizer):
 
     def _update(self, shards: list[Tensor], norm: float) -> None:
         """Update each shard, and gather the weights of its bucket while the next one is updated."""
+        # Clip, and start the copies to the host, of all shards.
         scale = self.clip_grad / (norm + _EPSILON) if self.clip_grad else 1.0
         for shard, host in zip(shards, self._host, strict=True):
             if scale < 1.0:

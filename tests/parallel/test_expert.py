@@ -30,7 +30,7 @@ from engine.parallel.expert import ExpertParallel, ExpertRoute
 from engine.planner.make import plan_step
 from engine.trainer.step import evaluate, run_step
 from tests.covering import Case, pairwise
-from tests.helpers import Batch, batch, config, family, mixtral, rank_context, table_of
+from tests.helpers import Batch, batch, config, family, losses_of, mixtral, rank_context, table_of
 from tests.models.shapes import mixtral_shape
 from tests.world import run_world
 
@@ -116,16 +116,8 @@ def total(values: Tensor) -> Tensor:
 
 def compare(case: Case, found: list[dict[str, Any]]) -> None:
     settings = settings_of(case)
-    model, loss, evaluated = mixtral(settings), 0.0, 0.0
-    table, reader = batch_of(case)
-    for sequence, length in enumerate(table.length.tolist()):
-        tokens = torch.from_numpy(reader.tokens(0, 0, sequence, 0, length + 1))
-        of_sequence = model(tokens[:-1], torch.arange(length), tokens[1:])
-        of_sequence.backward()
-        loss += of_sequence.item()
-        with torch.no_grad():
-            evaluated += model.eval()(tokens[:-1], torch.arange(length), tokens[1:]).item()
-        model.train()
+    model, (table, reader) = mixtral(settings), batch_of(case)
+    loss, evaluated = losses_of(model, table, reader)
     told = model.end_step(lambda values: values, int(table.loss_tokens.sum()))
     assert sum(one["loss"] for one in found) == pytest.approx(loss, rel=1e-10), case
     assert sum(one["evaluated"] for one in found) == pytest.approx(evaluated, rel=1e-10), case

@@ -235,7 +235,7 @@ def test_a_pytorch_that_cannot_use_the_gpu_is_refused(
         monkeypatch.setenv(name, "0")
     with refused(PreflightError) as problems:
         join_groups(load(["recipe=h200-1b-8k"]), Control(0))
-    assert problems[0].message.endswith(why)
+    assert problems[0].message.endswith(why) and socket.gethostname() in problems[0].message
 
 
 @pytest.mark.world

@@ -45,8 +45,8 @@ def compared() -> list[str]:
 
 @pytest.mark.world
 def test_the_host_that_differs_is_named_by_all_ranks() -> None:
-    other = "gpu-1 differs from most hosts: pointwise operations is eager, not torch.compile"
-    missing = "gpu-1 differs from most hosts: attention kernel is nothing, not cudnn"
+    other = "pointwise operations is eager on gpu-1, but torch.compile on gpu-0 and 1 more"
+    missing = "attention kernel is nothing on gpu-1, but cudnn on gpu-0 and 1 more"
     assert run_world(3, compared) == [["", other, missing, "", other, ""]] * 3
 
 

@@ -6,7 +6,6 @@ Its losses are those of a run that no one touched. If this fails, a run that los
 from __future__ import annotations
 
 import json
-import random
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from engine.data.overview import tokenizer_facts
 from engine.launch.run import train
 from engine.run.checkpoints import newest_first, read
 from tests.helpers import family
-from tests.trainer.worlds import in_worlds
+from tests.trainer.worlds import in_worlds, texts
 
 pytestmark = pytest.mark.world
 
@@ -46,12 +45,7 @@ def config_of(out: Path, data: Path, ranks: int, *more: str) -> Config:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few texts, always the same: which of them are for validation depends on their content."""
-    folder, words = tmp_path_factory.mktemp("data"), ["to", "train", "on", "long", "and", "short", "documents"]
-    for number in range(20):
-        drawn = random.Random(number)
-        (folder / f"{number}.txt").write_text(" ".join(drawn.choices(words, k=drawn.randrange(1, 160))))
-    return folder
+    return texts(tmp_path_factory.mktemp("data"), 160)
 
 
 def losses(out: Path) -> list[float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from engine.run.checkpoints import newest_first, read_state
 from engine.run.folder import RunFolder
 from engine.trainer.finite import DivergedError
 from engine.trainer.loop import Trainer
+from tests.trainer.worlds import texts
 from tests.world import control, run_world
 
 pytestmark = pytest.mark.world
@@ -35,11 +35,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, words = tmp_path_factory.mktemp("data"), ["to", "train", "on", "long", "and", "short", "documents"]
-    for number in range(20):
-        drawn = random.Random(number)
-        (folder / f"{number}.txt").write_text(" ".join(drawn.choices(words, k=drawn.randrange(1, 60))))
-    return folder
+    return texts(tmp_path_factory.mktemp("data"), 60)
 
 
 def on_rank(root: Path, checkpoint: Path | None, last: int, spoilt: tuple[int, ...]) -> str:

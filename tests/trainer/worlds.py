@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +17,15 @@ from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
 from engine.trainer.loop import Trainer
 from tests.world import control, run_world
+
+
+def texts(folder: Path, longest: int) -> Path:
+    """Write 20 texts of less than `longest` words, always the same: by their content some are for validation."""
+    words = ["to", "train", "on", "long", "and", "short", "documents"]
+    for number in range(20):
+        drawn = random.Random(number)
+        (folder / f"{number}.txt").write_text(" ".join(drawn.choices(words, k=drawn.randrange(1, longest))))
+    return folder
 
 
 def on_rank(root: Path, checkpoint: Path | None, last: int) -> None:
