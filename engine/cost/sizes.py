@@ -1,4 +1,4 @@
-"""Sizes: parameters of a model, bytes of an element, and the sizes of DeepSpeed's buffers."""
+"""Sizes: parameters of a model, bytes of an element, and the sizes of ZeRO's buffers."""
 
 from __future__ import annotations
 

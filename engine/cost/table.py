@@ -38,7 +38,7 @@ LETTERS = {
     "L = max(H, E)",
     "m": "elements of the optimizer's states besides master weights: 2 * S with AdamW; S with SGD, or 0 without "
     "momentum",
-    "BUCKET, B": "67,108,864 elements (`reduce_bucket_size`); B = min(P, BUCKET)",
+    "BUCKET, B": "67,108,864 elements, of a bucket of gradients; B = min(P, BUCKET)",
     "SUB_GROUP": "1,000,000,000 elements, DeepSpeed's default",
     "qk_norm": "whether the family normalises the queries and keys of each head",
     "Q": "bytes per token that these norms save for the backward pass without recomputation",
