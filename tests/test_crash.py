@@ -166,6 +166,28 @@ def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, data: Path) ->
     assert not left
 
 
+def test_kill_9_of_the_agent_while_a_part_is_written_leaves_the_checkpoint_before(tmp_path: Path, data: Path) -> None:
+    """One rank has written its part of the node's file and waits; the other is stopped in the middle of its own."""
+    out = tmp_path / "run"
+    launcher = Launcher(command(out, data, 12), out)
+    launcher.plant(1, Fault("stop-rank", at="write", step=6))
+    while not (out / "chaos" / "log.jsonl").exists():
+        assert launcher.process.poll() is None
+        time.sleep(0.01)
+    (agent,) = [
+        one for one in psutil.Process(launcher.process.pid).children() if "engine.launch.agents.agent" in one.cmdline()
+    ]
+    agent.kill()
+    assert launcher.end(time.time()).code not in (0, 75)
+    (left,) = newest_first(out / "checkpoints")
+    assert read(left).step == 3
+    (half,) = (out / "checkpoints").glob(".writing-step-00000006.*/step-00000006/zero/*")
+    assert half.stat().st_size > 0
+    said = train_unharmed(out, data, 12)
+    assert any("resuming from" in line and left.name in line for line in said)
+    assert len(losses(out)) == 12 and not [*(out / "checkpoints").glob(".*")]
+
+
 @pytest.mark.slow  # tests/trainer/test_skip.py and test_loop.py have the error
 def test_a_run_that_diverges_ends_with_its_last_checkpoint_kept(tmp_path: Path, data: Path) -> None:
     def constant(name: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.control.chaos import Fault
+from engine.run.checkpoints import newest_first
 from tests.faults import Launcher, command, documents, ledger, losses, train_unharmed
 
 pytestmark = pytest.mark.world
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.world
 def test_a_run_goes_on_by_itself_after_faults_at_exact_moments_and_keeps_no_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank is killed before the first checkpoint, a connection is cut, and a checkpoint is lost before it is renamed.
+    """A rank is killed before the first checkpoint and while it writes its part of the second, and a connection is cut.
+    A checkpoint is lost before it is renamed.
 
     tests/launch/agents/test_ranks.py tests the report of a stopped rank, and `make soak` its restart. The run folder
     and the messages contain no secrets of the environment, whatever ranks and libraries log (docs/security.md).
@@ -28,17 +30,21 @@ def test_a_run_goes_on_by_itself_after_faults_at_exact_moments_and_keeps_no_secr
     train_unharmed(whole, data, 12, *mesh)
     for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY"):
         monkeypatch.setenv(name, f"s3cret-{name}")
-    launcher = Launcher(command(out, data, 12, "run.restarts=3", *mesh), out)
+    launcher = Launcher(command(out, data, 12, "run.restarts=4", *mesh), out)
     launcher.plant(1, Fault("kill-rank", at="transfer", step=2))
+    launcher.plant(1, Fault("kill-rank", at="write", step=6))
     launcher.plant(1, Fault("cut-link", at="forward", step=8))
     launcher.plant(0, Fault("kill-rank", at="rename", step=9))
     ended = launcher.end()
     assert ended.code == 0, ended.said
     assert "report: " in ended.said and "report could not be written" not in ended.said, "of a mesh, after faults"
     causes = [line for line in ended.said.splitlines() if "; restart " in line]
-    assert len(causes) == 3, ended.said
-    assert "SIGKILL" in causes[0] and "connection" in causes[1] and "SIGKILL" in causes[2]
-    assert causes[0].startswith("rank 1 ") and causes[2].startswith("rank 0 ")
+    assert len(causes) == 4, ended.said
+    assert "connection" in causes.pop(2) and all("SIGKILL" in cause for cause in causes)
+    assert [cause[:7] for cause in causes] == ["rank 1 ", "rank 1 ", "rank 0 "]
+    resumed = [line for line in ended.said.splitlines() if "resuming from" in line]
+    assert "step-00000003" in resumed[0], "the checkpoint of step 6 lacked a part"
+    assert all(len(list(folder.glob("zero/*"))) == 1 for folder in newest_first(out / "checkpoints")), "a file a node"
     assert losses(out) == losses(whole) and len(losses(whole)) == 12
     assert ledger(out) == ledger(whole)
     files = [path for path in out.rglob("*") if path.is_file()]

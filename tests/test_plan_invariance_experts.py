@@ -35,6 +35,7 @@ from tests.attention.rings import unsplit
 from tests.helpers import FakeReader, batch, config, family, mixtral, rank_context
 from tests.simulator.ring_bytes import rank_ring_bytes
 from tests.world import run_world
+from tests.zero.saving import save
 
 WORLDS = (1, 2, 3, 4)
 CASES = (("static", "free", 16), ("naive", "lockstep", 16), ("balanced", "free", 40), ("adaptive", "lockstep", 40))
@@ -190,7 +191,7 @@ def through_deepspeed(settings: Config, folder: Path) -> dict[str, Any]:
     run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
     norm, slots = engine.step(1.0), model.tally.expert_counts
     model.end_step(_total, tokens)
-    engine.save(folder)
+    save(engine, folder)
     again, other = engine_of(7)
     other.load(folder)
     return {"norm": norm, "expert_counts": slots, "state": model.state_dict(), "loaded": again.state_dict()}

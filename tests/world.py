@@ -79,9 +79,17 @@ def control() -> Control:
     return Control(int(os.environ["RANK"]), Link.to_agent())
 
 
-def collecting(prefix: object) -> Callable[[str, Any], list[Any]]:
-    """`Control.collect` of this rank for one of several checkpoints of the same step."""
-    return lambda name, value: control().collect(f"{prefix} {name}", value)
+class Named:
+    """The exchanges of this rank for one of several checkpoints of the same step, which have different prefixes."""
+
+    def __init__(self, prefix: object) -> None:
+        self.prefix = prefix
+
+    def collect(self, name: str, value: Any) -> list[Any]:
+        return control().collect(f"{self.prefix} {name}", value)
+
+    def share(self, name: str, value: Any) -> dict[int, Any]:
+        return control().share(f"{self.prefix} {name}", value)
 
 
 def _collect(receivers: list[Connection], links: list[Link], timeout_s: float) -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from engine.control.keys import Keys
 from engine.control.link import Link
 from engine.control.protocol import Answer, Ask, Message, Reduce, Result, line_of
-from engine.control.reduction import COLLECT, Operation, Reduction
+from engine.control.reduction import COLLECT, SHARE, Operation, Reduction
 from engine.control.sockets import Listener
 
 
@@ -29,6 +29,7 @@ class Branch:
     ) -> None:
         """Take the number of ranks and child agents. Children connect to the listener; the root has no parent."""
         self._reduction = Reduction[Link](ranks + children)
+        self._shared = Reduction[Link](ranks)  # operations of the kind SHARE
         self._keys = Keys[Link]()  # of the root
         self._asked = dict[int, tuple[Link, int]]()  # by own ticket: who waits for the parent's answer, with its ticket
         self._tickets = 0
@@ -50,6 +51,9 @@ class Branch:
     def take(self, member: Link, message: Message) -> None:
         """Take an operation or a question about keys of a rank or child agent. Other messages are ignored."""
         match message:
+            case Reduce(operation) if operation.kind == SHARE:
+                if (whole := self._shared.add(member, operation)) is not None:
+                    self._send(self._shared.answered(whole.name), Result(whole))
             case Reduce(operation):
                 whole = self._reduction.add(member, operation)
                 if whole is None:

@@ -19,7 +19,7 @@ from typing import Any
 from engine.control.clock import AwakeClock
 from engine.control.link import BEAT_S, SILENCE_S, Link
 from engine.control.protocol import Alive, Answer, Ask, Meet, ProtocolError, Reduce, Result, Stop
-from engine.control.reduction import COLLECT, GATHER, MAX, Operation
+from engine.control.reduction import COLLECT, GATHER, MAX, SHARE, UNORDERED, Operation
 from engine.errors import ExitCode, PlanError
 
 _NOTHING = -(1 << 512)  # below any digest: of a part without ranks
@@ -42,7 +42,7 @@ class Control:
         self._stop = stop
         self._calls = 0
         self._results = SimpleQueue[Operation]()
-        self._collected = dict[str, SimpleQueue[Operation]]()  # of rank 0, by the name of a collection
+        self._awaited = dict[tuple[str, str], SimpleQueue[Operation]]()  # results by kind and name
         self._tickets = itertools.count()  # of questions about keys
         self._answers = dict[int, SimpleQueue[Any]]()
         self._meetings = SimpleQueue[Meet]()
@@ -70,14 +70,27 @@ class Control:
         """
         if self.agent is None:
             return [value]
-        answer = SimpleQueue[Operation]()
+        operation, answer = Operation(name, COLLECT, {str(self.rank): value}), SimpleQueue[Operation]()
         if self.rank == 0:
-            self._collected[name] = answer
-        self.agent.send(Reduce(Operation(name, COLLECT, {str(self.rank): value})))
+            self._awaited[COLLECT, name] = answer
+        self.agent.send(Reduce(operation))
         if self.rank:
             return []
         found = answer.get().value
         return [found[rank] for rank in sorted(found, key=int)]
+
+    def share(self, name: str, value: Any) -> dict[int, Any]:
+        """Return the values of all ranks of this node, by rank; each waits for the others.
+
+        Any thread may call it, beside the collectives of another one: `name` tells them apart. All ranks of the node
+        use it once. Values must be JSON.
+        """
+        if self.agent is None:
+            return {self.rank: value}
+        operation, answer = Operation(name, SHARE, {str(self.rank): value}), SimpleQueue[Operation]()
+        self._awaited[SHARE, name] = answer
+        self.agent.send(Reduce(operation))
+        return {int(rank): found for rank, found in answer.get().value.items()}
 
     def check_same(self, digest: str) -> None:
         """Check that all ranks pass the same plan digest, in hexadecimal. Otherwise all raise PlanError."""
@@ -146,8 +159,8 @@ class Control:
                         heard = now
                     case Stop():
                         self._stop()
-                    case Result(operation) if operation.kind == COLLECT:
-                        if (waits := self._collected.pop(operation.name, None)) is not None:
+                    case Result(operation) if operation.kind in UNORDERED:
+                        if (waits := self._awaited.pop((operation.kind, operation.name), None)) is not None:
                             waits.put(operation)
                     case Result(operation):
                         self._results.put(operation)

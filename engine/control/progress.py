@@ -12,8 +12,8 @@ from engine.control.protocol import At, Message, Pace, Planned
 # gradients, and `update` is the optimizer's.
 PHASES = ("start", "verify", "plan", "data", "forward", "backward", "reduce", "update", "log", "validate", "save")
 OF_PASSES = ("data", "forward", "backward")  # repeated: a pass is forward or backward, of one micro-batch
-# What only chaos wants to know. Of a checkpoint, in the background: its files are written; it gets its name. Of a
-# pipeline: a pass is done, and the transfers to and from other stages begin.
+# What only chaos wants to know. Of a checkpoint, in the background: a rank has written the first bytes of its part; the
+# checkpoint gets its name. Of a pipeline: a pass is done, and the transfers to and from other stages begin.
 MOMENTS = ("write", "rename", "transfer")
 
 

@@ -26,7 +26,7 @@ from engine.errors import BytescaleError, ExitCode, PreflightError
 from engine.readers import parse_line
 from engine.run.cause import Cause
 
-PROTOCOL = 7  # raised whenever a message changes
+PROTOCOL = 8  # raised whenever a message changes
 _SHOWN = 40  # characters of a kind
 
 Place = tuple[int, str, int]  # step, phase, and part of the phase: the number of the pass on this rank

@@ -10,6 +10,7 @@ r"""Combines values at one node of the tree of agents. Does no I/O: `Branch` (en
 ```
 Each node sends one message to its parent and one to each member, so what it handles does not grow with the number of
 ranks, except that GATHER and COLLECT pass all values on. The result of COLLECT is for the ranks of the first agent.
+SHARE stays at a node: its ranks get the values of each other.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 Member = TypeVar("Member", bound=Hashable)
 
 FAN_OUT = 16  # child agents of an agent
-MAX, GATHER, COLLECT = "max", "gather", "collect"
+MAX, GATHER, COLLECT, SHARE = "max", "gather", "collect", "share"
+UNORDERED = COLLECT, SHARE  # known by name among those of their kind, so that threads may use them
 MIXED = "mixed"  # what comes of different kinds: ranks have called different collectives
 
 
@@ -42,14 +44,14 @@ def children(node: int, nodes: int) -> range:
 def combine(one: Operation, other: Operation) -> Operation:
     """Combine two operations of the same name. The order and grouping of several do not matter.
 
-    MAX takes the maxima of two lists of numbers; NaN is larger than any number. GATHER and COLLECT merge objects, whose
+    MAX takes the maxima of two lists of numbers; NaN is larger than any number. The other kinds merge objects, whose
     names are ranks. Operations of different kinds give the list of the kinds.
     """
     if one.kind == other.kind == MAX:
         # The list may be shorter on some ranks, if they have called different collectives: see Control.
         pairs = zip(one.value, other.value, strict=False)
         return Operation(one.name, MAX, [a if a >= b or math.isnan(a) else b for a, b in pairs])
-    if one.kind == other.kind and one.kind in (GATHER, COLLECT):
+    if one.kind == other.kind and one.kind in (GATHER, *UNORDERED):
         return Operation(one.name, one.kind, one.value | other.value)
     return Operation(one.name, MIXED, sorted({*_kinds(one), *_kinds(other)}))
 

@@ -18,7 +18,7 @@ from engine.errors import CheckpointError
 from engine.files import LOCK, locked, write_durably
 from engine.folders import random_name, temporary
 from engine.run import checkpoints, saved
-from engine.run.checkpoints import TrainState
+from engine.run.checkpoints import Range, Share, TrainState
 
 PREFIX = ".bytescale-doctor-"
 _FILE_BYTES = 1 << 20
@@ -129,8 +129,8 @@ def checkpoint(config: Config) -> Check:
 def _write(folder: Path, step: int) -> Path:
     state = TrainState(step, cursor={}, ranks=1, fingerprints={}, must_match={})
 
-    def save(draft: Path) -> list[str]:
+    def save(draft: Path, share: Share) -> list[Range]:
         (draft / "tensors").write_bytes(os.urandom(4096))
-        return ["tensors"]
+        return [Range("tensors", 0, 4096)]
 
-    return checkpoints.write(folder, state, 0, save, random_name(), Control(0).collect)
+    return checkpoints.write(folder, state, 0, save, random_name(), Control(0))

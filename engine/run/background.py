@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from engine.run.checkpoints import Collect, TrainState, write
+from engine.run.checkpoints import Exchange, Range, Share, TrainState, write
 
 
 class BackgroundWriter:
@@ -16,14 +16,17 @@ class BackgroundWriter:
     another order on each rank.
     """
 
-    def __init__(self, checkpoints: Path, rank: int, token: str, collect: Collect) -> None:
-        """`token` and `collect` are those of `write`."""
-        self._checkpoints, self._rank, self._token, self._collect = checkpoints, rank, token, collect
+    def __init__(self, checkpoints: Path, rank: int, token: str, control: Exchange) -> None:
+        """`token` and `control` are those of `write`."""
+        self._checkpoints, self._rank, self._token, self._control = checkpoints, rank, token, control
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def start(
-        self, state: TrainState, save_tensors: Callable[[Path], Iterable[str]], then: Callable[[Path], None]
+        self,
+        state: TrainState,
+        save_tensors: Callable[[Path, Share], Iterable[Range]],
+        then: Callable[[Path], None],
     ) -> None:
         """Begin to write a checkpoint (see `write`); on rank 0, call `then(folder)` when it is published.
 
@@ -33,7 +36,7 @@ class BackgroundWriter:
 
         def work() -> None:
             try:
-                written = write(self._checkpoints, state, self._rank, save_tensors, self._token, self._collect)
+                written = write(self._checkpoints, state, self._rank, save_tensors, self._token, self._control)
                 if self._rank == 0:
                     then(written)
             except BaseException as error:  # raised in the main thread, by `check`

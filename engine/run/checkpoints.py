@@ -6,11 +6,12 @@ hashes, and renamed when every byte is on disk. All hashes are checked before it
 launcher checks them before any rank starts.
 
 manifest.json has two lines of JSON: its content, and the BLAKE2b hash of the first line. Without this hash, a flipped
-bit in the manifest changed where the run resumed, or rejected it for a wrong reason. Files are hashed in blocks, so
-that several processes can share the work of a large file. files.jsonl has the sizes and hashes: each line, a page, is
-an object of at most 64 files, and its own hash is in manifest.json. So among thousands of ranks, each of which hashes
-a share, a rank reads a page or two. In older versions manifest.json has them itself; in the first ones it has one line,
-and one hash per file.
+bit in the manifest changed where the run resumed, or rejected it for a wrong reason. A file consists of the parts that
+ranks have written, one after the other. Parts are hashed in blocks, so that several processes can share the work of a
+large one. files.jsonl has the rank, size and hashes of each part: a line of it, a page, is an object of some files, and
+its own hash is in manifest.json. So among thousands of ranks, a rank reads a page or two, to hash a share of the blocks
+and to find the part of a rank. In older versions each rank has files of its own; before, manifest.json has their hashes
+itself; in the first ones it has one line, and one hash per file.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ import logging
 import os
 import shutil
 import time
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from engine.config.units import counted, format_bytes
 from engine.control import progress
@@ -37,18 +41,43 @@ from engine.format_number import format_number
 from engine.readers import LARGE, parse_line, read_bytes
 
 # Of the manifest; those of the first versions have no number. In 1, the cursor has no number of its order. Up to 2,
-# manifest.json has the sizes and hashes of the files.
-FORMAT = 3
+# manifest.json has the sizes and hashes of the files; up to 3, no file has parts of several ranks.
+FORMAT = 4
 MANIFEST, FILES = "manifest.json", "files.jsonl"
 PREFIX = "step-"
 BLOCK = 64 << 20  # bytes per hash
-_PAGE = 64  # files of a page
+_PAGE = 64  # parts after which a page ends
 DAMAGED = "checkpoint is damaged: "
 _log = logging.getLogger(__name__)
-Facts = tuple[int, Sequence[str]]  # of a file: its size and the hashes of its blocks
-Collect = Callable[[str, Any], Sequence[Any]]  # `Control.collect`
+Share = Callable[[Any], Mapping[int, Any]]  # returns the values of the ranks of this node, by rank
 _TORCH = "PytorchStreamWriter", "inline_container"  # in errors of torch.save, which hides the OSError
 START_OVER = "`train --resume never` starts again from step 1 and keeps the old run in a folder next to it"
+
+
+class Range(NamedTuple):
+    """Bytes start .. stop - 1 of a file of a checkpoint, which one rank writes."""
+
+    file: str  # path in the folder
+    start: int
+    stop: int
+
+
+class Part(NamedTuple):
+    """Bytes of a file that one rank has written; they follow those of the part before."""
+
+    rank: int | None  # None in older checkpoints, whose files have one part
+    size: int | None  # None in the first manifests
+    hashes: Sequence[str]  # of its blocks
+
+
+class Exchange(Protocol):
+    """What `write` needs of `Control`: exchanges that a thread may use beside the collectives of another."""
+
+    def share(self, name: str, value: Any) -> Mapping[int, Any]:
+        """Return the values of all ranks of this node, by rank."""
+
+    def collect(self, name: str, value: Any) -> Sequence[Any]:
+        """Return the values of all ranks to rank 0, in their order."""
 
 
 class UnknownFormatError(CheckpointError):
@@ -66,6 +95,7 @@ class TrainState:
     must_match: dict[str, Any]  # config values that a resumed run must keep, see compatibility.py
     tokenizer: Mapping[str, Any] | None = None  # of texts, from `tokenizer_facts`; None in older checkpoints
     skipped: int = 0  # how many of the last steps, in a row, were skipped (run.on_nan=skip)
+    mesh: Mapping[str, int] | None = None  # tp and pp of the ranks; None in older checkpoints
 
 
 def folder_name(step: int) -> str:
@@ -77,8 +107,8 @@ def folder_name(step: int) -> str:
 def _shared_draft(checkpoints: Path, name: str, token: str, files: Iterable[str]) -> Iterator[Draft]:
     """Open the draft of the checkpoint `name`, and close it at the end; it stays, as other ranks may be writing in it.
 
-    Turns an error of the disk into a StorageError with path and bytes, and removes `files`, those of this rank. The
-    next start removes the rest.
+    Turns an error of the disk into a StorageError with path and bytes, and removes `files`, those that this rank writes
+    in. The next start removes the rest.
     """
     draft: Draft | None = None
     try:
@@ -129,38 +159,44 @@ def write(
     checkpoints: Path,
     state: TrainState,
     rank: int,
-    save_tensors: Callable[[Path], Iterable[str]],
+    save_tensors: Callable[[Path, Share], Iterable[Range]],
     token: str,
-    collect: Collect,
+    control: Exchange,
 ) -> Path:
     """Write this rank's part of a checkpoint. Rank 0 waits for the parts of all ranks, and publishes the checkpoint.
 
     All ranks must call it, on a shared file system. It may run in a thread during a training step: it calls no
-    collective, and `collect`, with which rank 0 gets the hashes of all files, needs no order among them.
-    `save_tensors(folder)` writes the files of this rank; it yields their paths in the folder, each before the file is
-    written, or returns all. `token`, from `folders.random_name`, is the same on all ranks, and another one at each
-    start: it names the draft. Returns the checkpoint's folder, which exists when rank 0 returns. Raises StorageError if
-    the disk is full or fails; then the files of this rank are removed, or there would be no space to report it.
+    collective, and the exchanges of `control` need no order among them. `save_tensors(folder, share)` writes the bytes
+    of this rank; it yields their ranges, each before it is written, or returns all. With `share` the ranks of a node
+    agree on the ranges of a file. Only a rank that has written and synced all of its bytes reports them to rank 0, so a
+    checkpoint with a file that misses a part is never published.
+
+    `token`, from `folders.random_name`, is the same on all ranks, and another one at each start: it names the draft.
+    Returns the checkpoint's folder, which exists when rank 0 returns. Raises StorageError if the disk is full or fails;
+    then the files that this rank writes in are removed, or there would be no space to report it.
     """
     name, files = folder_name(state.step), list[str]()
     with _shared_draft(checkpoints, name, token, files) as draft:
-        folder = draft.path
-        for file in save_tensors(folder):
-            files.append(file)
-        progress.reach("write")
+        folder, ranges = draft.path, list[Range]()
+        for one in save_tensors(folder, partial(control.share, name)):
+            files.append(one.file)
+            ranges.append(one)
         # Synced before the manifest exists: it must not describe bytes that a power loss can undo.
-        facts = dict[str, Facts]()
-        for file in files:
-            sync(folder / file)
-            size = _size(folder / file)
-            facts[file] = size, [_hash(folder / file, start, BLOCK) for start in range(0, size, BLOCK)]
-        for of_rank in collect(name, facts):  # rank 0 may publish the folder from here on
-            facts |= of_rank
+        written = list[tuple[Range, list[str]]]()
+        for one in ranges:
+            sync(folder / one.file)
+            written.append((one, [_hash(folder / one.file, *block) for block in _blocks(one.start, one.stop)]))
+        of_ranks = control.collect(name, written)  # rank 0 may publish the folder from here on
         if rank == 0:
-            _write_manifest(folder, state, facts)
+            write_manifest(folder, state, of_ranks)
             progress.reach("rename")
             draft.publish()
     return checkpoints / name
+
+
+def _blocks(start: int, stop: int) -> list[tuple[int, int]]:
+    """Return start and length of the blocks of a range of bytes."""
+    return [(at, min(BLOCK, stop - at)) for at in range(start, stop, BLOCK)]
 
 
 @dataclass(frozen=True)
@@ -220,6 +256,7 @@ class _Page(NamedTuple):
     blocks: int  # hashes in it
     length: int  # bytes
     hash: str
+    first: int = 0  # rank that has written in its files
 
 
 @dataclass(frozen=True)
@@ -228,27 +265,35 @@ class _Head:
 
     state: TrainState
     block: int | None  # bytes per hash; None in older manifests, which have one hash per file
+    has_parts: bool  # False in older manifests: each file is of one rank, found by its name
     pages: Sequence[_Page]
-    files: Mapping[str, tuple[int | None, Sequence[str]]] | None  # in older manifests, the only page
+    files: Mapping[str, Sequence[Part]] | None  # in older manifests, the only page
 
-    def page(self, number: int, content: bytes, folder: Path) -> Mapping[str, tuple[int | None, Sequence[str]]]:
-        """Return sizes and hashes of the files of a page, of which FILES has `content`. Raises CheckpointError."""
+    def page(self, number: int, content: bytes, folder: Path) -> Mapping[str, Sequence[Part]]:
+        """Return the parts of the files of a page, of which FILES has `content`. Raises CheckpointError."""
         with _reports_damage(folder, FILES):
             if len(content) != self.pages[number].length or _short_hash(content) != self.pages[number].hash:
                 raise _damage(folder, f"{FILES} does not match its hash")
-            return {
-                _inside(name, folder, FILES): (size, hashes) for name, (size, hashes) in parse_line(content).items()
-            }
+            found = dict[str, Sequence[Part]]()
+            for name, parts in parse_line(content).items():
+                values = parts if self.has_parts else [(None, *parts)]
+                found[_inside(name, folder, FILES)] = [Part(*value) for value in values]
+            return found
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The state of a checkpoint, and the size and hashes of each of its files."""
+    """The state of a checkpoint, and the parts of each of its files."""
 
     state: TrainState
     block: int | None  # bytes per hash; None in older manifests, which have one hash per file
-    files: Mapping[str, Sequence[str]]  # hashes of the blocks, by the file's path in the folder
-    sizes: Mapping[str, int]  # in bytes; the first manifests had none
+    files: Mapping[str, Sequence[Part]]  # by the file's path in the folder
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Sizes of the files in bytes; the first manifests had none."""
+        sizes = {name: [part.size for part in parts] for name, parts in self.files.items()}
+        return {name: sum(filter(None, found)) for name, found in sizes.items() if None not in found}
 
 
 def read(folder: Path) -> TrainState:
@@ -261,7 +306,7 @@ def read(folder: Path) -> TrainState:
 def check_sizes(folder: Path) -> None:
     """Raise CheckpointError if a file is missing or its size differs from the manifest, or if that is damaged.
 
-    A file of tensors that the manifest does not have would be loaded without a hash.
+    A file of tensors that the manifest does not have, in the form of older versions, could be loaded without a hash.
     """
     manifest = read_manifest(folder)
     if unlisted := {path.relative_to(folder).as_posix() for path in folder.rglob("*.pt")} - {*manifest.files}:
@@ -285,18 +330,70 @@ def check_hashes(folder: Path, part: int = 0, parts: int = 1) -> None:
     before, offset = 0, 0
     for number, page in enumerate(head.pages):
         if max(first, before) < min(stop, before + page.blocks):
-            blocks: list[tuple[str, int, str]] = []  # file, number of the block in it, hash
-            for name, (_, hashes) in _read_page(folder, head, number, offset).items():
-                blocks += [(name, index, digest) for index, digest in enumerate(hashes)]
-            for name, index, digest in blocks[max(0, first - before) : stop - before]:
+            blocks = [
+                (name, *block)
+                for name, parts in _read_page(folder, head, number, offset).items()
+                for block in blocks_of(parts, head.block)
+            ]
+            for name, start, length, digest, whose in blocks[max(0, first - before) : stop - before]:
                 with _reports_damage(folder, name):
-                    length = head.block or _size(folder / name)
-                    if _hash(folder / name, index * length, length) != digest:
-                        raise _damage(folder, f"{name} does not match its hash")
+                    if _hash(folder / name, start, _size(folder / name) if length is None else length) != digest:
+                        raise _damage(folder, f"{name} does not match its hash{whose}")
         before, offset = before + page.blocks, offset + page.length
 
 
-def _read_page(folder: Path, head: _Head, number: int, offset: int) -> Mapping[str, tuple[int | None, Sequence[str]]]:
+def blocks_of(parts: Sequence[Part], block: int | None) -> Iterator[tuple[int, int | None, str, str]]:
+    """Yield start, length and hash of the blocks of a file, and words that name the part, to end a sentence.
+
+    The length is None for the whole file, where `block`, the bytes per hash, is None; else at most `block`.
+    """
+    at = 0
+    for part in parts:
+        whose = f" in the part of rank {part.rank}" if len(parts) > 1 else ""
+        for number, digest in enumerate(part.hashes):
+            length = block
+            if block is not None and part.size is not None:
+                length = min(block, part.size - number * block)
+            yield at + number * (block or 0), length, digest, whose
+        at += part.size or 0
+
+
+class Parts:
+    """Finds the part of each rank. Reads manifest.json, and a page of FILES when it is first needed.
+
+    Raises CheckpointError if one of them is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._head = folder, _read_head(folder)
+        self._read = dict[int, Mapping[int | None, Range]]()  # by page, then by rank
+
+    @property
+    def state(self) -> TrainState:
+        """The state of the checkpoint."""
+        return self._head.state
+
+    @property
+    def known(self) -> bool:
+        """Whether there are parts. In older checkpoints each rank has files of its own, with its number in the name."""
+        return self._head.has_parts
+
+    def of(self, rank: int) -> Range:
+        """Return where the part of a rank is. Raises CheckpointError if it is nowhere."""
+        pages = self._head.pages
+        number = max(0, bisect_right(pages, rank, key=lambda page: page.first) - 1)
+        if number not in self._read and pages:
+            offset, found = sum(page.length for page in pages[:number]), dict[int | None, Range]()
+            for name, parts in _read_page(self._folder, self._head, number, offset).items():
+                ends = [*accumulate((part.size or 0 for part in parts), initial=0)]
+                found |= {part.rank: Range(name, *both) for part, both in zip(parts, pairwise(ends), strict=True)}
+            self._read[number] = found
+        if rank not in self._read.get(number, {}):
+            raise _damage(self._folder, f"{FILES} has no part of rank {rank}")
+        return self._read[number][rank]
+
+
+def _read_page(folder: Path, head: _Head, number: int, offset: int) -> Mapping[str, Sequence[Part]]:
     """Read a page, which is at a byte of FILES. Raises CheckpointError if it is damaged."""
     if head.files is not None:
         return head.files
@@ -338,7 +435,7 @@ def parse_manifest(content: bytes, folder: Path, read_files: Callable[[], bytes]
 
 def _whole(head: _Head, folder: Path, read_files: Callable[[], bytes]) -> Manifest:
     """Join all pages."""
-    files = dict[str, tuple[int | None, Sequence[str]]](head.files or {})
+    files = dict[str, Sequence[Part]](head.files or {})
     if head.files is None:
         with _reports_damage(folder, FILES):
             content = read_files()
@@ -347,8 +444,7 @@ def _whole(head: _Head, folder: Path, read_files: Callable[[], bytes]) -> Manife
         ends = accumulate(page.length for page in head.pages)
         for number, (page, end) in enumerate(zip(head.pages, ends, strict=True)):
             files |= head.page(number, content[end - page.length : end], folder)
-    sizes = {name: size for name, (size, _) in files.items() if size is not None}
-    return Manifest(head.state, head.block, {name: hashes for name, (_, hashes) in files.items()}, sizes)
+    return Manifest(head.state, head.block, files)
 
 
 def _parse_head(content: bytes, folder: Path) -> _Head:
@@ -368,9 +464,9 @@ def _parse_head(content: bytes, folder: Path) -> _Head:
             files, sizes = values["files"], values.get("sizes", {})
             if block is None:
                 files = {name: [digest] for name, digest in files.items()}
-            found = {_inside(name, folder): (sizes.get(name), hashes) for name, hashes in files.items()}
+            found = {_inside(name, folder): [Part(None, sizes.get(name), of)] for name, of in files.items()}
             pages = [_Page(sum(map(len, files.values())), 0, "")]
-        head = _Head(_state(values["state"]), block, pages, found)
+        head = _Head(_state(values["state"]), block, values.get("format", 1) > 3, pages, found)
         if folder.name.startswith(PREFIX) and folder.name != folder_name(head.state.step):
             raise _damage(folder, f"{MANIFEST} is that of step {head.state.step}")
     return head
@@ -395,14 +491,37 @@ def _state(values: dict[str, Any]) -> TrainState:
     return state
 
 
-def _write_manifest(folder: Path, state: TrainState, facts: Mapping[str, Facts]) -> None:
-    """Write the manifest durably. `facts` are those of each file, by name."""
-    names = sorted(facts)
-    pages = [{name: facts[name] for name in names[at : at + _PAGE]} for at in range(0, len(names), _PAGE)]
+def write_manifest(folder: Path, state: TrainState, of_ranks: Sequence[Sequence[tuple[Range, Sequence[str]]]]) -> None:
+    """Write the manifest durably. `of_ranks` has, for each rank, the ranges that it has written, and their hashes.
+
+    Raises ValueError if ranges overlap, or do not fill a file.
+    """
+    ranges = sorted((*span, rank, hashes) for rank, found in enumerate(of_ranks) for span, hashes in found)
+    files = defaultdict[str, list[Part]](list)
+    ends = defaultdict[str, int](int)
+    for file, start, stop, rank, hashes in ranges:
+        if start != ends[file]:
+            raise ValueError(f"the part of rank {rank} begins at byte {start} of {file} instead of {ends[file]}")
+        ends[file] = stop
+        files[file].append(Part(rank, stop - start, hashes))
+
+    # A page has whole files. They are in the order of their first ranks, by which a page is found.
+    pages, parts = list[dict[str, list[Part]]](), _PAGE
+    for name in sorted(files, key=lambda name: (files[name][0].rank, name)):
+        if parts >= _PAGE:
+            pages.append({})
+            parts = 0
+        pages[-1][name] = files[name]
+        parts += len(files[name])
     lines = [json.dumps(page).encode() + b"\n" for page in pages]
     write_durably(folder / FILES, b"".join(lines))
     of_pages = [
-        _Page(sum(len(hashes) for _, hashes in page.values()), len(line), _short_hash(line))
+        _Page(
+            sum(len(part.hashes) for parts in page.values() for part in parts),
+            len(line),
+            _short_hash(line),
+            min(part.rank or 0 for parts in page.values() for part in parts),
+        )
         for page, line in zip(pages, lines, strict=True)
     ]
     values = {"format": FORMAT, "block": BLOCK, "state": asdict(state), "pages": of_pages}

@@ -28,6 +28,7 @@ from engine.run.checkpoints import (
     Manifest,
     TrainState,
     UnknownFormatError,
+    blocks_of,
     check_sizes,
     folder_name,
     hash_of,
@@ -147,11 +148,13 @@ class Remote:
         """Compare all bytes of a checkpoint with their hashes. Raises CheckpointError that names the damage."""
         manifest = self.manifest(name)
         with self._named(name):
-            for file, hashes in manifest.files.items():
+            for file, parts in manifest.files.items():
                 place = self._file(name, file)
                 with self._system.open(place, "rb") as content:
-                    found = [hash_of(content, manifest.block or self._system.size(place)) for _ in hashes]
-                    if found != list(hashes) or content.read(1):
+                    for _, length, digest, whose in blocks_of(parts, manifest.block):
+                        if hash_of(content, self._system.size(place) if length is None else length) != digest:
+                            raise CheckpointError(f"{DAMAGED}{file} does not match its hash{whose}")
+                    if content.read(1):
                         raise CheckpointError(f"{DAMAGED}{file} does not match its hash")
 
     def listed(self) -> list[dict[str, Any]]:

@@ -74,7 +74,7 @@ class Trainer:
         self.model, self.engine, self.context = build(job, groups, weights)
         self.context.comm.meet(peers_of(groups.hdp_rank, self.settings), groups.device)
         (token,) = self.control.gather(random_name() if groups.rank == 0 else None)
-        self.writer = BackgroundWriter(folder.checkpoints, groups.rank, token, self.control.collect)
+        self.writer = BackgroundWriter(folder.checkpoints, groups.rank, token, self.control)
         self.journal = Journal()
         self.fingerprints, self.tokenizer = read_fingerprints(folder), tokenizer_facts(config.data)
         open_runtime, first = RUNTIMES[config.data.runtime], groups.local_rank == 0
@@ -269,6 +269,7 @@ class Trainer:
             must_match=must_match(self.config),
             tokenizer=self.tokenizer,
             skipped=self.skipped,
+            mesh={"tp": self.groups.mesh.tp, "pp": self.groups.mesh.pp},
         )
         # Old checkpoints are removed only after the new one is published, and by the thread that publishes it.
         keep = checkpoints.Retention(run.keep_checkpoints, run.keep_every, run.keep_best)

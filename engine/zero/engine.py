@@ -50,7 +50,7 @@ class ZeroEngine:
         if config.zero.stage == 3:
             optimizer.register_step_pre_hook(lambda *_: progress.report("update"))
         # DeepSpeed hands its checkpoints to this object, which copies them to host memory instead of writing them.
-        self._snapshot = Snapshot(self._engine.device, config.cluster.ranks_per_node)
+        self._snapshot = Snapshot(self._engine.device, config.cluster.ranks_per_node, dist.get_rank())
         self._engine.checkpoint_engine = self._snapshot
         self._engine._copy_recovery_script = lambda save_path: None  # `ckpt export` takes its place
 
@@ -116,14 +116,8 @@ class ZeroEngine:
         """
         self.snapshot(copies=False).reserve()
 
-    def save(self, folder: Path) -> None:
-        """Write this rank's part of the model and optimizer states into `folder`. All ranks must call it."""
-        for _ in self.snapshot(copies=False).write_each(folder):
-            pass
-        dist.barrier()
-
     def load(self, folder: Path) -> None:
-        """Load the states that `save` wrote into `folder`, with any mesh, in any ZeRO stage.
+        """Load the states of the checkpoint `folder`, of any mesh and ZeRO stage.
 
         All ranks must call it, before the first step. Learning rates, weight decay and the like stay those of this
         engine's config. DeepSpeed's own loader is not used: it unpickles any class, so a checkpoint of another user

@@ -14,7 +14,7 @@ import pytest
 from engine.control.branch import Branch
 from engine.control.link import Link
 from engine.control.protocol import At, Message, Reduce, Result
-from engine.control.reduction import COLLECT, GATHER, MAX, Operation
+from engine.control.reduction import COLLECT, GATHER, MAX, SHARE, Operation
 from engine.control.sockets import Listener, connect
 
 SECRET = b"of this run"
@@ -113,6 +113,23 @@ def test_what_is_collected_goes_to_the_ranks_of_the_first_agent_alone(made: Exit
     assert not any(agent.branch._reduction._open for agent in agents)
     with pytest.raises(AssertionError, match="no answer"):
         until(agents, ranks[7], 0.1)
+
+
+def test_what_is_shared_stays_at_a_node(made: ExitStack) -> None:
+    """Whatever the other nodes do, and beside a collection of the same name."""
+    agents = tree(made)
+    ranks = [rank for agent in agents for rank in agent.ranks]
+    for number, rank in enumerate(ranks[:7]):
+        rank.send(Reduce(Operation("step", COLLECT, {str(number): "x"})))
+        rank.send(Reduce(Operation("step", SHARE, {str(number): number})))
+    for first in (0, 2, 4):
+        whole = Result(Operation("step", SHARE, {str(rank): rank for rank in (first, first + 1)}))
+        assert [until(agents, rank) for rank in ranks[first : first + 2]] == [whole] * 2
+    with pytest.raises(AssertionError, match="no answer"):
+        until(agents, ranks[6], 0.1)
+    ranks[7].send(Reduce(Operation("step", SHARE, {"7": 7})))
+    assert until(agents, ranks[6]) == Result(Operation("step", SHARE, {"6": 6, "7": 7}))
+    assert not any(agent.branch._shared._open for agent in agents)
 
 
 def test_a_listener_closes_when_all_children_have_connected(made: ExitStack) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -48,6 +49,29 @@ def test_all_ranks_get_the_same_answers() -> None:
     assert all("rank 1" in one and digest in one for digest, one in zip(OTHER, said, strict=True))
 
 
+def from_threads() -> tuple[Any, ...]:
+    """Share and collect under one name in a thread, while the main thread reduces."""
+    here, found = control(), dict[str, Any]()
+
+    def work() -> None:
+        found["shared"] = here.share("step", f"of {here.rank}")
+        found["collected"] = here.collect("step", here.rank)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    largest = [here.largest(here.rank) for _ in range(3)]
+    thread.join()
+    return largest, found
+
+
+@pytest.mark.world
+def test_threads_may_share_and_collect_beside_collectives() -> None:
+    shared = {rank: f"of {rank}" for rank in range(2)}
+    for rank, (largest, found) in enumerate(run_world(2, from_threads)):
+        assert largest == [[1.0]] * 3
+        assert found == {"shared": shared, "collected": [] if rank else [0, 1]}
+
+
 @pytest.mark.world
 def test_ranks_that_call_different_collectives_fail() -> None:
     """Rank 1 asks for the maxima of fewer values, and cannot know that others asked for more."""
@@ -61,3 +85,4 @@ def test_a_rank_without_an_agent_is_alone() -> None:
     alone.check_same(SAME[0])
     assert alone.is_same(SAME[0])
     assert alone.largest(3, 4) == [3.0, 4.0] and alone.gather("x") == ["x"] and alone.gather(None) == []
+    assert alone.share("step", "x") == {0: "x"} and alone.collect("step", "x") == ["x"]

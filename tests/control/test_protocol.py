@@ -68,7 +68,7 @@ def test_the_version_is_raised_when_a_message_changes() -> None:
     kinds = [*Message.__subclasses__(), Work, RayNode, Tree]
     names = {kind.__name__: [field.name for field in fields(kind)] for kind in kinds}  # type: ignore[arg-type]
     digest = blake2b(json.dumps({**names, "Beat": Beat._fields}, sort_keys=True).encode(), digest_size=4).hexdigest()
-    assert (protocol.PROTOCOL, digest) == (7, "bdf7ee67")
+    assert (protocol.PROTOCOL, digest) == (8, "bdf7ee67")
 
 
 def test_a_program_and_a_parent_arrive() -> None:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from engine.control.signals import STOP_SIGNALS
+from engine.run.checkpoints import newest_first, read
 from engine.run.launches import read_launches
 from tests.launch.hosts import Hosts, why_not
 from tests.launch.ports import connected, listening
@@ -84,6 +85,10 @@ def test_hosts_train_as_one_does(tmp_path: Path, small: SmallRun, hosts: Hosts, 
     _, said = process.communicate(timeout=240)
     assert process.returncode == 0, said
     assert losses(tmp_path / "run") == expected
+    saved = newest_first(tmp_path / "run" / "checkpoints")[0]
+    nodes = sorted(path.name for path in (saved / "zero").iterdir())
+    assert nodes == [f"ranks-{rank:05d}-{rank:05d}.states" for rank in range(count)], "one rank on each"
+    assert read(saved).ranks == count
     no_process_is_left(hosts, 10)
 
 

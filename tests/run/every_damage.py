@@ -40,7 +40,8 @@ def others(content: bytes, draw: random.Random) -> Iterator[tuple[str, bytes]]:
 def main(run: Path) -> int:
     """Print how many damages of each kind were tried and, of them, silent or told falsely. Returns the exit code."""
     newest, older = newest_first(run / "checkpoints")[:2]
-    names, draw = [MANIFEST, FILES, *(str(path.relative_to(newest)) for path in newest.rglob("*.pt"))], random.Random(0)
+    states = sorted(str(path.relative_to(newest)) for path in (newest / "zero").iterdir())
+    names, draw = [MANIFEST, FILES, *states], random.Random(0)
     tried, wrong = Counter[str](), Counter[str]()
 
     def judge(kind: str, name: str, hashes: bool) -> None:

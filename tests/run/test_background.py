@@ -9,12 +9,8 @@ import pytest
 
 from engine.folders import remove_ruins
 from engine.run.background import BackgroundWriter
-from engine.run.checkpoints import folder_name, newest_first, read
-from tests.run.damage import TOKEN, Together, alone, state
-
-
-def none(folder: Path) -> list[str]:
-    return []
+from engine.run.checkpoints import Range, Share, folder_name, newest_first, read
+from tests.run.damage import TOKEN, Together, alone, none, state
 
 
 def ignore(written: Path) -> None:
@@ -29,10 +25,10 @@ def test_two_ranks_write_one_checkpoint_while_their_main_threads_go_on(tmp_path:
         go.clear()
         for rank, writer in enumerate(writers):
 
-            def tensors(folder: Path, rank: int = rank) -> list[str]:
+            def tensors(folder: Path, share: Share, rank: int = rank) -> list[Range]:
                 assert go.wait(20)
                 (folder / f"rank{rank}.pt").write_bytes(bytes(100 + rank))
-                return [f"rank{rank}.pt"]
+                return [Range(f"rank{rank}.pt", 0, 100 + rank)]
 
             writer.start(state(step, 2), tensors, published.append)
         assert not (tmp_path / folder_name(step)).exists(), "it is being written, and `start` has returned"
@@ -55,14 +51,14 @@ def test_a_checkpoint_that_is_due_waits_until_the_last_one_is_written(tmp_path: 
     """Its states would replace those in the copy, which are still being written."""
     writer, go, order = BackgroundWriter(tmp_path, 0, TOKEN, alone), threading.Event(), list[str]()
 
-    def slow(folder: Path) -> list[str]:
+    def slow(folder: Path, share: Share) -> list[Range]:
         assert go.wait(20)
         order.append("first")
         return []
 
     writer.start(state(1), slow, ignore)
     second = threading.Thread(
-        target=lambda: writer.start(state(2), lambda folder: order.append("second") or [], ignore)
+        target=lambda: writer.start(state(2), lambda folder, share: order.append("second") or [], ignore)
     )
     second.start()
     second.join(0.2)
@@ -80,7 +76,7 @@ def test_an_error_of_the_background_is_raised_by_the_next_check(tmp_path: Path) 
     writer.check()
     writer.wait()
 
-    def fails(folder: Path) -> list[str]:
+    def fails(folder: Path, share: Share) -> list[Range]:
         (folder / "half.pt").write_bytes(b"half")
         raise ValueError("lost")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +24,9 @@ from engine.run import checkpoints
 from engine.run.checkpoints import (
     FILES,
     MANIFEST,
+    Range,
     Retention,
+    Share,
     abandon,
     check_hashes,
     newest_first,
@@ -41,8 +43,10 @@ from tests.run.damage import (
     Together,
     alone,
     flip,
+    make_format,
     make_older,
     mistype,
+    none,
     remove,
     save,
     scramble,
@@ -65,9 +69,9 @@ def save_in_two(checkpoints: Path) -> Path:
     together = Together(2)
 
     def one(rank: int) -> None:
-        def tensors(folder: Path) -> list[str]:
+        def tensors(folder: Path, share: Share) -> list[Range]:
             (folder / f"rank{rank}.pt").write_bytes(bytes(100 + rank))
-            return [f"rank{rank}.pt"]
+            return [Range(f"rank{rank}.pt", 0, 100 + rank)]
 
         write(checkpoints, state(1, 2), rank, tensors, TOKEN, together.of(rank))
 
@@ -94,13 +98,13 @@ def test_the_files_of_all_ranks_are_in_the_manifest(tmp_path: Path) -> None:
 def test_a_checkpoint_is_not_published_before_all_ranks_have_written_their_parts(tmp_path: Path) -> None:
     """It would be complete by its manifest, without the files of a rank."""
     together = Together(3)
-    arguments = tmp_path, state(1, 3), 0, lambda folder: [], TOKEN, together.of(0)
+    arguments = tmp_path, state(1, 3), 0, none, TOKEN, together.of(0)
     first = threading.Thread(target=write, args=arguments, daemon=True)
     first.start()
     for rank in (2, 1):
         first.join(0.2)
         assert first.is_alive() and newest_first(tmp_path) == []
-        write(tmp_path, state(1, 3), rank, lambda folder: [], TOKEN, together.of(rank))
+        write(tmp_path, state(1, 3), rank, none, TOKEN, together.of(rank))
     first.join(20)
     (written,) = tmp_path.iterdir()
     assert read(written).ranks == 3 and {path.name for path in written.iterdir()} == {MANIFEST, FILES}
@@ -174,18 +178,14 @@ def test_damage_to_the_list_of_files_is_named(tmp_path: Path, change: Callable[[
     assert read_state(folder) == state(1)
 
 
-def test_a_checkpoint_of_format_2_is_still_read(tmp_path: Path) -> None:
-    """Its sizes and hashes are in manifest.json."""
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_checkpoint_of_an_older_format_is_still_read(tmp_path: Path, number: int) -> None:
+    """Its files are of one rank each. In 2, their sizes and hashes are in manifest.json."""
     folder = save(tmp_path, 1)
-    values = json.loads((folder / MANIFEST).read_text().splitlines()[0])
-    del values["pages"]
-    page = json.loads((folder / FILES).read_text())
-    values |= {"format": 2, "files": {name: hashes for name, (_, hashes) in page.items()}}
-    first = json.dumps(values | {"sizes": {name: size for name, (size, _) in page.items()}}).encode()
-    (folder / MANIFEST).write_bytes(first + b"\n" + checkpoints._seal(first))
-    (folder / FILES).unlink()
+    make_format(folder, number)
     assert read(folder) == state(1)
     assert checkpoints.read_manifest(folder).sizes == {"zero/a.pt": 3000, "zero/b.pt": 10}
+    assert not checkpoints.Parts(folder).known
     truncate(folder)
     with refused(CheckpointError, ".../step-00000001") as problems:
         read(folder)
@@ -341,10 +341,71 @@ def test_a_missing_checkpoint_is_not_called_damaged(tmp_path: Path) -> None:
         read(tmp_path / "nowhere")
 
 
+NODES = {0: "zero/ranks-00000-00001.states", 1: "zero/ranks-00002-00003.states"}
+
+
+def save_on_nodes(checkpoints: Path) -> Path:
+    """Save step 1 from two ranks on each of two nodes, whose parts have 300, 310, 320 and 330 bytes."""
+    together = Together(4)
+
+    def on_rank(rank: int) -> None:
+        def tensors(folder: Path, share: Share) -> Iterator[Range]:
+            sizes, first = share(300 + 10 * rank), rank - rank % 2
+            start, name = (0 if rank == first else sizes[first]), NODES[rank // 2]
+            yield Range(name, start, start + sizes[rank])
+            (folder / "zero").mkdir(exist_ok=True)
+            handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT)
+            os.pwrite(handle, bytes([rank]) * sizes[rank], start)
+            os.close(handle)
+
+        write(checkpoints, state(1, 4), rank, tensors, TOKEN, together.of(rank))
+
+    threads = [threading.Thread(target=on_rank, args=(rank,), daemon=True) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return checkpoints / "step-00000001"
+
+
+def test_damage_to_a_part_of_a_file_is_named_with_its_rank(tmp_path: Path) -> None:
+    """The others of the file are intact; a file that ends early is damage, whoever wrote its end."""
+    folder = save_on_nodes(tmp_path)
+    assert read(folder) == state(1, 4)
+    assert checkpoints.read_manifest(folder).sizes == {NODES[0]: 610, NODES[1]: 650}
+    parts = checkpoints.Parts(folder)
+    assert parts.known and [parts.of(rank)[1:] for rank in range(4)] == [(0, 300), (300, 610), (0, 320), (320, 650)]
+    file = folder / NODES[1]
+    content = file.read_bytes()
+    for at, rank in ((0, 2), (319, 2), (320, 3), (649, 3)):
+        file.write_bytes(content[:at] + b"x" + content[at + 1 :])
+        with refused(CheckpointError, ".../step-00000001") as problems:
+            read(folder)
+        assert f"{NODES[1]} does not match its hash in the part of rank {rank}" in problems[0].message
+        for part in range(4):  # each rank hashes one of the four blocks
+            if part == rank:
+                with pytest.raises(CheckpointError):
+                    check_hashes(folder, part, 4)
+            else:
+                check_hashes(folder, part, 4)
+    file.write_bytes(content[:-1])
+    with refused(CheckpointError, ".../step-00000001") as problems:
+        checkpoints.check_sizes(folder)
+    assert f"{NODES[1]} has 649 bytes instead of 650" in problems[0].message
+
+
+def test_parts_that_overlap_or_leave_a_gap_are_not_published(tmp_path: Path) -> None:
+    for start in (90, 110):
+        spans = [[(Range("a", 0, 100), ["0"])], [(Range("a", start, 200), ["0"])]]
+        with pytest.raises(ValueError, match=f"rank 1 begins at byte {start} of a instead of 100"):
+            checkpoints.write_manifest(tmp_path, state(1, 2), spans)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_write_that_dies_leaves_the_previous_one(tmp_path: Path) -> None:
     good = save(tmp_path, 1)
 
-    def dies(folder: Path) -> list[str]:
+    def dies(folder: Path, share: Share) -> list[Range]:
         (folder / "half.pt").write_bytes(b"half")
         raise KeyboardInterrupt
 
@@ -361,8 +422,8 @@ def test_a_write_that_dies_leaves_the_previous_one(tmp_path: Path) -> None:
 def test_a_full_disk_is_reported_with_path_and_bytes(tmp_path: Path, error: Exception) -> None:
     """torch.save hides the errno, and its message names neither."""
 
-    def fills(folder: Path) -> Iterator[str]:
-        yield "a.pt"
+    def fills(folder: Path, share: Share) -> Iterator[Range]:
+        yield Range("a.pt", 0, 3 << 20)
         (folder / "a.pt").write_bytes(bytes(3 << 20))
         raise error
 
@@ -373,7 +434,7 @@ def test_a_full_disk_is_reported_with_path_and_bytes(tmp_path: Path, error: Exce
 
 
 def test_another_error_while_files_are_written_passes(tmp_path: Path) -> None:
-    def fails(folder: Path) -> list[str]:
+    def fails(folder: Path, share: Share) -> list[Range]:
         raise RuntimeError("a collective failed")
 
     with pytest.raises(RuntimeError, match="a collective failed"):

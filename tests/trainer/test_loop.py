@@ -26,7 +26,7 @@ from engine.data.steps import Cursor
 from engine.errors import ExitCode, MemoryFitError, RunFolderError, StorageError
 from engine.planner.plan.step_plan import StepPlan
 from engine.run.background import BackgroundWriter
-from engine.run.checkpoints import newest_first, read
+from engine.run.checkpoints import Range, Share, newest_first, read
 from engine.run.folder import Held, RunFolder
 from engine.run.journal import Journal
 from engine.run.metrics import read_metrics
@@ -242,10 +242,10 @@ class Copy:
     def __init__(self, short: int = 0) -> None:
         self.short, self.go = short, threading.Event()
 
-    def write_each(self, folder: Path) -> list[str]:
+    def write_each(self, folder: Path, share: Share) -> list[Range]:
         assert self.go.wait(20)
         (folder / "a.pt").write_bytes(b"a")
-        return ["a.pt"]
+        return [Range("a.pt", 0, 1)]
 
 
 @pytest.mark.parametrize(("short", "copies"), [(0, True), (3000, True), (0, False)])
@@ -257,7 +257,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_unless_the_host_is_too_s
     trainer.data, trainer.copies = Ahead(6), copies
     trainer.folder.checkpoints.mkdir()
     trainer.writer = BackgroundWriter(trainer.folder.checkpoints, 0, TOKEN, alone)
-    trainer.groups.mesh = SimpleNamespace(ranks=1)
+    trainer.groups.mesh = SimpleNamespace(ranks=1, tp=1, pp=1)
     trainer.engine.snapshot = lambda copies: asked.append(copies) or copy
     trainer.control.largest = lambda *own: [max(own[0], short), *own[1:]]
     trainer.one_step(lambda: False)
@@ -282,9 +282,9 @@ def test_training_goes_on_while_a_checkpoint_is_written_unless_the_host_is_too_s
 def test_a_failed_write_ends_the_run_at_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that goes on without checkpoints would lose all its work at the next failure."""
     trainer = trainer_without_a_model(tmp_path, monkeypatch)
-    trainer.data, trainer.groups.mesh = Ahead(6), SimpleNamespace(ranks=1)
+    trainer.data, trainer.groups.mesh = Ahead(6), SimpleNamespace(ranks=1, tp=1, pp=1)
 
-    def full(folder: Path) -> list[str]:
+    def full(folder: Path, share: Share) -> list[Range]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def step(rate: float) -> float:

@@ -27,6 +27,7 @@ from engine.zero.states import master_weights
 from tests.helpers import batch, config, model_of, rank_context, steps_alone, table_of
 from tests.world import run_world
 from tests.zero.full import masters
+from tests.zero.saving import save
 
 WORLD, CAPACITY, LR = 3, 16, 2.0
 PLACES = {  # the stage, and what is on the host: optimizer states, weights
@@ -78,7 +79,7 @@ def trained(settings: Config, folder: Path) -> dict[str, Any]:
     """Train three steps; then load a checkpoint of the second into another engine and train the third again."""
     engine = engine_of(settings)
     norms, counts = train(engine, settings, steps()[:2])
-    engine.save(folder)
+    save(engine, folder)
     saved = masters(engine)
     norms += train(engine, settings, steps()[2:])[0]
     again = engine_of(settings)

@@ -23,6 +23,7 @@ from engine.family.families import parameters_of
 from engine.zero.states import MASTER, SavedStates
 from tests.world import run_world
 from tests.zero.engines import EXPERTS, SHAPE, engine_of, train
+from tests.zero.saving import save
 
 
 class Mixed(torch.optim.Optimizer):
@@ -86,9 +87,9 @@ def trained(folder: Path, stage: int, before: Path | None = None) -> tuple[int, 
     engine = engine_of(config_of(stage), seed=0)
     if before is not None:
         engine.load(before)
-        engine.save(folder / "again")
+        save(engine, folder / "again")
     norms = train(engine, 2)
-    engine.save(folder)
+    save(engine, folder)
     inner = engine._engine.optimizer.optimizer
     tensors = [tensor for state in inner.state.values() for key, tensor in state.items() if key != "step"]
     return sum(map(torch.numel, [*inner.state, *tensors])), norms[-1]

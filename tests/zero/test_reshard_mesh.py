@@ -33,7 +33,8 @@ from engine.trainer.step import run_step
 from engine.zero.states import SavedStates, model_weights
 from tests.meshes import STEPS, WORLD, Groups, Variant, batches, build, zero_settings
 from tests.run.damage import TOKEN
-from tests.world import collecting, run_world
+from tests.world import Named, run_world
+from tests.zero.saving import save
 
 pytestmark = pytest.mark.world
 
@@ -90,13 +91,13 @@ def chain(variant: Variant, root: str) -> list[dict[str, Any]]:
             engine.load(Path(root) / "trained-0")
             save_run(engine, settings, RunFolder(Path(root) / f"first-{number}"))
             engine.load(Path(root) / f"trained-{number - 1}")
-            engine.save(Path(root) / f"loaded-{number}")
+            save(engine, Path(root) / f"loaded-{number}")
         table, reader = batches()[number % STEPS]
         plan = plan_step(table.length, Job(settings).settings)
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
         run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
         found.append({"norm": engine.step(1e-3)})
-        engine.save(Path(root) / f"trained-{number}")
+        save(engine, Path(root) / f"trained-{number}")
         if not number:
             save_run(engine, settings, RunFolder(Path(root) / "first-0"))
         dist.barrier()
@@ -105,9 +106,10 @@ def chain(variant: Variant, root: str) -> list[dict[str, Any]]:
 
 def save_run(engine: Any, settings: Config, run: RunFolder) -> None:
     """Save a checkpoint as a run does, with what `export_weights` needs."""
-    state = TrainState(1, {}, WORLD, {"data": "f"}, must_match(settings))
+    mesh = {"tp": settings.parallel.tp, "pp": settings.parallel.pp}
+    state = TrainState(1, {}, WORLD, {"data": "f"}, must_match(settings), mesh=mesh)
     write_each = engine.snapshot(copies=False).write_each
-    checkpoints.write(run.checkpoints, state, dist.get_rank(), write_each, TOKEN, collecting(run.root.name))
+    checkpoints.write(run.checkpoints, state, dist.get_rank(), write_each, TOKEN, Named(run.root.name))
     if dist.get_rank() == 0:
         run.resolved.write_text(resolved_yaml(settings))
     dist.barrier()

@@ -38,6 +38,7 @@ from tests.sent import counted
 from tests.world import run_world
 from tests.zero.engines import SGD, config_of, engine_of
 from tests.zero.full import masters
+from tests.zero.saving import save
 
 STEPS, SKIPPED = 20, 7
 ADAMW, CLIP, AWAY = "optimizer.weight_decay=0.1", "optimizer.clip_norm=0.5", "optimizer.on_host=true"
@@ -288,7 +289,7 @@ def resumed(folder: Path) -> list[tuple[str, list[str]]]:
         config = config_of(kind, stage, "model.layers=1", *keys)
         one, other = engine_of(config, seed=0), engine_of(config, seed=1)
         train(one)
-        one.save(folder / kind)
+        save(one, folder / kind)
         other.load(folder / kind)
         first, second = train(one), train(other)
         states = weights(one), weights(other)

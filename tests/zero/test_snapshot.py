@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -14,10 +17,14 @@ import torch.distributed as dist
 
 from engine.fit.estimate import copy_bytes
 from engine.job import Job
+from engine.run.checkpoints import Range
+from engine.zero import part
 from engine.zero import snapshot as module
 from engine.zero.snapshot import Snapshot
+from tests.run.damage import Together
 from tests.world import run_world
 from tests.zero.engines import KINDS, config_of, differences, engine_of, gather, train
+from tests.zero.saving import save_taken
 
 CPU = torch.device("cpu")
 
@@ -32,9 +39,16 @@ def states(scale: float) -> dict[str, Any]:
     }
 
 
-def load(path: Path) -> Any:
+def alone(value: Any) -> dict[int, Any]:
+    """`Share` of the only rank of a node."""
+    return {0: value}
+
+
+def load(folder: Path, name: str, written: Iterable[Range]) -> Any:
+    """Load the states of a file from the only range that a snapshot has written."""
     with torch.serialization.safe_globals([SimpleNamespace]):
-        return torch.load(path, mmap=True, weights_only=True)
+        (one,) = written
+        return part.read(folder / one.file, one.start, one.stop, lambda file: torch.load(file, weights_only=True))[name]
 
 
 def assert_equal(found: Any, expected: Any) -> None:
@@ -56,7 +70,7 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 
 def test_states_are_written_as_they_were_when_they_were_copied(tmp_path: Path) -> None:
-    snapshot = Snapshot(CPU, 2)
+    snapshot = Snapshot(CPU, 2, 0)
     for scale in (1.0, 3.0):  # the second time, in the same memory
         snapshot.create(None)
         live = states(scale)
@@ -66,17 +80,17 @@ def test_states_are_written_as_they_were_when_they_were_copied(tmp_path: Path) -
         live["nested"].append("later")
         live["lr"] = 0.0
         live["scaler"].scale, live["scaler"].seen[0][0] = 0.0, 9.0
-        assert list(snapshot.write_each(tmp_path)) == ["zero/a.pt"]
-        found = load(tmp_path / "zero/a.pt")
+        found = load(tmp_path, "zero/a.pt", written := list(snapshot.write_each(tmp_path, alone)))
         assert_equal(found, states(scale))
-        assert (tmp_path / "zero/a.pt").stat().st_size < 6000, "no storage is written twice, or whole for a view"
+        assert written == [Range("zero/ranks-00000-00000.states", 0, written[0].stop)]
+        assert written[0].stop <= 8192, "no tensor is written twice, or whole for a view"
     assert found["module"]["a"].data_ptr() == found["module"]["same"].data_ptr(), "the shared tensor is one"
 
 
 def test_memory_is_allocated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, allocate = list[int](), module.allocate
     monkeypatch.setattr(module, "allocate", lambda size, device: sizes.append(size) or allocate(size, device))
-    snapshot = Snapshot(CPU, 2)
+    snapshot = Snapshot(CPU, 2, 0)
     for scale in (1.0, 2.0, 3.0):
         snapshot.create(None)
         for name in ("a.pt", "b.pt"):
@@ -88,12 +102,12 @@ def test_memory_is_allocated_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_is_reserved_before_the_first_copy(available: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_bytes", lambda: available)
     monkeypatch.setattr(module, "allocate", allocated := Mock(side_effect=module.allocate))
-    snapshot = Snapshot(CPU, 50)
+    snapshot = Snapshot(CPU, 50, 0)
     snapshot.copies = False
     snapshot.create(None)
     snapshot.save(states(1.0), "a.pt")
     snapshot.reserve()
-    assert not list(snapshot.write_each(Path("nowhere"))), "nothing is left to write"
+    assert not snapshot._files, "nothing is left to write"
     snapshot.copies = True
     snapshot.create(None)
     before = allocated.call_count
@@ -109,31 +123,67 @@ def test_with_too_little_host_memory_nothing_is_copied(
     """The run must not be killed for want of memory at its first checkpoint; it waits for the write instead."""
     monkeypatch.setattr(module, "available_bytes", lambda: 3000)
     monkeypatch.setattr(module, "allocate", allocated := Mock(side_effect=module.allocate))
-    snapshot = Snapshot(CPU, ranks)
+    snapshot = Snapshot(CPU, ranks, 0)
     snapshot.copies = copies
     snapshot.create(None)
     snapshot.save(states(1.0), "a.pt")
     assert bool(snapshot.short) == (ranks == 50)
     assert allocated.call_count == (ranks == 1 and copies)
-    assert list(snapshot.write_each(tmp_path)) == ["a.pt"]
-    assert_equal(load(tmp_path / "a.pt"), states(1.0))
+    assert_equal(load(tmp_path, "a.pt", snapshot.write_each(tmp_path, alone)), states(1.0))
     monkeypatch.setattr(module, "available_bytes", lambda: 10**6)  # memory has become free
     snapshot.create(None)
     snapshot.save(states(2.0), "a.pt")
     assert snapshot.short == 0
-    assert list(snapshot.write_each(tmp_path)) == ["a.pt"]
-    assert_equal(load(tmp_path / "a.pt"), states(2.0))
+    assert_equal(load(tmp_path, "a.pt", snapshot.write_each(tmp_path, alone)), states(2.0))
 
 
-def test_a_write_of_the_system_may_be_short() -> None:
-    written = bytearray()
+def test_a_write_of_the_system_may_be_short(tmp_path: Path) -> None:
+    written, encoded = bytearray(), part.Encoded({"a": states(1.0)})
 
     def write(data: memoryview) -> int:
-        written.extend(data[:3])
-        return min(3, len(data))
+        written.extend(data[:1000])
+        return min(1000, len(data))
 
-    assert module._Pieces(write).write(b"0123456789") == 10
-    assert written == b"0123456789"
+    for piece in encoded.pieces():
+        module.write_all(write, piece)
+    assert len(written) == encoded.size and encoded.size % 4096 == 0
+    (tmp_path / "a").write_bytes(written)
+    assert_equal(load(tmp_path, "a", [Range("a", 0, len(written))]), states(1.0))
+
+
+@pytest.mark.parametrize("ranks", [[0], [8, 9, 10]])
+def test_ranks_of_a_node_write_one_file_at_once(ranks: list[int], tmp_path: Path) -> None:
+    """Each at its offset, whoever is first, and no page has bytes of two ranks."""
+    together, found = Together(len(ranks)), dict[int, list[Range]]()
+
+    def on_rank(rank: int) -> None:
+        snapshot = Snapshot(CPU, 3, rank)
+        snapshot.create(None)
+        snapshot.save(states(float(rank)) | {"more": torch.full((1000 * rank,), rank)}, "a.pt")
+        found[rank] = list(snapshot.write_each(tmp_path, partial(together.of(rank).share, "step")))
+
+    threads = [Thread(target=on_rank, args=(rank,)) for rank in reversed(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    (path,) = (tmp_path / "zero").iterdir()
+    assert path.name == f"ranks-{ranks[0]:05d}-{ranks[-1]:05d}.states"
+    ends = [0, *(found[rank][0].stop for rank in ranks)]
+    assert [found[rank][0].start for rank in ranks] == ends[:-1] and ends[-1] == path.stat().st_size
+    assert not any(end % 4096 for end in ends)
+    for rank in ranks:
+        read = load(tmp_path, "a.pt", found[rank])
+        assert torch.equal(read.pop("more"), torch.full((1000 * rank,), rank))
+        assert_equal(read, states(float(rank)))
+        assert read["module"]["a"].data_ptr() % 64 == 0
+
+
+def test_bytes_that_are_no_part_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(8192))
+    for start, stop in ((0, 4096), (4096, 8192), (4096, 16384)):
+        with pytest.raises(ValueError, match=r"part|length"):
+            load(tmp_path, "a", [Range("a", start, stop)])
 
 
 CASES = [("bf16 experts", 1, ""), ("fp32", 2, ""), ("bf16 tied", 3, "")]
@@ -159,8 +209,7 @@ def on_rank(root: Path) -> list[str]:
         ):
             wrong.append(f"{folder.name}: the first copy allocates memory")
         train(engine, 1)
-        written = sum((folder / name).stat().st_size for name in list(taken.write_each(folder)))
-        dist.barrier()
+        written = sum(one.stop - one.start for one in save_taken(taken, folder))
         other = engine_of(config, seed=1)
         other.load(folder)
         wrong += [f"{folder.name}: {name}" for name in differences(gather(other), whole)]

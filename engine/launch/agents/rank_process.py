@@ -17,7 +17,7 @@ from engine.control import protocol
 from engine.control.link import NODE_SOCKETS, RANK_LINK, Link
 from engine.control.processes import end_with_parent, is_stopped
 from engine.control.protocol import Beat, Message, Place
-from engine.control.reduction import COLLECT
+from engine.control.reduction import UNORDERED
 from engine.files import append
 from engine.run.folder import RunFolder
 
@@ -93,7 +93,7 @@ class Rank:
         match message:
             case protocol.Pace(times):
                 self.pace = times
-            case protocol.Reduce(operation) if operation.kind != COLLECT:  # which waits for nobody
+            case protocol.Reduce(operation) if operation.kind not in UNORDERED:  # in which no step waits
                 self.entered += 1
             case protocol.Planned(seconds):
                 self.planned_s, self.step_since = seconds, now

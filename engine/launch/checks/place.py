@@ -62,5 +62,5 @@ def files_of_a_run(folder: RunFolder) -> list[str]:
     files += [folder.script, folder.manifest, folder.launch("0"), folder.launches, folder.tracker("wandb")]
     files += [folder.speeds, folder.chaos / "log.jsonl", folder.root / LOCK, folder.log(0), folder.error(0)]
     files += [folder.nccl_record(0)]
-    files += [saved / "manifest.json", saved / "zero" / "rank_states.pt"]
+    files += [saved / "manifest.json", saved / "zero" / "ranks-00000-00007.states"]
     return [path.relative_to(folder.root).as_posix() for path in files]

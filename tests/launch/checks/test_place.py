@@ -77,7 +77,7 @@ def test_a_run_folder_may_not_contain_the_documents(tmp_path: Path, data: Path, 
     ("root", "pattern", "expected"),
     [
         ("run", "**/*", "resolved.yaml"),
-        ("deep/run", "**/*.pt", "checkpoints/step-00000001/zero/rank_states.pt"),
+        ("deep/run", "**/*.states", "checkpoints/step-00000001/zero/ranks-00000-00007.states"),
         ("deep/run", "**/*.py", None),
         ("run", "run/*.html", "report.html"),
         ("deep/run", "*", None),

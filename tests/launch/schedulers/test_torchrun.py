@@ -12,6 +12,7 @@ import pytest
 
 from engine.config.load import load
 from engine.launch.run import train
+from engine.run.checkpoints import newest_first, read
 from tests.launch.small_run import SMALL, losses
 from tests.trainer.worlds import in_worlds
 
@@ -50,11 +51,17 @@ def test_two_nodes_join(tmp_path: Path) -> None:
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(29000 + os.getpid() % 1000),
     }
-    command = [sys.executable, "-m", "bytescale_cli", "train", *settings(tmp_path / "run", "cluster.ranks_per_node=1")]
+    command = [sys.executable, "-m", "bytescale_cli", "train", *settings(tmp_path / "run", "cluster.ranks_per_node=2")]
     started = [
         subprocess.Popen(command, env={**place, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
         for rank in (1, 0)
     ]
     said = [process.communicate(timeout=300)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], said
-    assert not said[0] and "2 ranks, 4 steps" in said[1], "only the first one talks"
+    assert not said[0] and "4 ranks, 4 steps" in said[1], "only the first one talks"
+    saved = newest_first(tmp_path / "run" / "checkpoints")[0]
+    assert sorted(path.name for path in (saved / "zero").iterdir()) == [
+        "ranks-00000-00001.states",
+        "ranks-00002-00003.states",
+    ]
+    assert read(saved).step == 4, "all parts have their hashes"
