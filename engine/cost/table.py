@@ -147,6 +147,8 @@ ROWS = (
         "w * (e + 1) + k * (8 + 2 * w)", f"{_NONE} and not tile and e > 1", _EXPERTS, TOKEN),
     Row(SAVED, "router", "router's losses: logits, probabilities, weights, log-sum-exp", "w * (3 * e + 1)",
         "e > 1", _EXPERTS, TOKEN),
+    Row(SAVED, "router", "chosen experts, for when the layer is computed again", "4 * k",
+        "recompute != 'none' and not tile and e > 1", _EXPERTS, TOKEN),
     Row(SAVED, "entry", "input of the layer", "b * h", "recompute != 'none'", "engine/models/recompute.py", TOKEN),
 
     Row(KEPT, "activations", "last norm: input, output and reciprocal RMS", "2 * b * h + w", "last", _FFN, TOKEN),

@@ -7,7 +7,8 @@
 | `layer_keep_attention` | the layer's input, q, k, v, and the output and log-sum-exp of attention | all but attention |
 
 With `layer`, ring attention runs forward again in the backward pass. It cannot deadlock, because all ranks of a ring
-recompute the same layers in the same order. `engine.cost.activations.saved_bytes` counts the saved tensors.
+recompute the same layers in the same order. Routers decide once: the second pass sends tokens to the same experts
+(engine/models/common/again.py). `engine.cost.activations.saved_bytes` counts the saved tensors.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from engine.models.common import again
 from engine.models.common.attention import PackedAttention
 from engine.models.common.rope import Rotation
 
@@ -27,7 +29,9 @@ RunLayer = Callable[[Any, Tensor, Rotation, PackedAttention], Any]
 
 # Layers use no random numbers, so their state is not preserved. `layer_keep_attention` cannot use PyTorch's selective
 # checkpointing, which selects operators: attention here is an autograd Function.
-_recomputed: Callable[..., Any] = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+_recomputed: Callable[..., Any] = partial(
+    checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=again.passes
+)
 
 
 def _layer_keep_attention(layer: Any, x: Tensor, rotation: Rotation, attention: PackedAttention) -> Any:

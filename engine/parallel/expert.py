@@ -5,8 +5,12 @@ their experts, and the results return:
 
 ```
  forward    tokens -> router -> rows, sorted by expert -> all-to-all -> own experts -> all-to-all -> sums by token
- backward   the same in reverse; rows and numbers of rows are exchanged again
+ backward   the same in reverse; rows are exchanged again
 ```
+The host waits for the numbers of rows that ranks exchange, once for each layer and micro-batch, in the forward pass.
+Before it waits, it has launched the copy of the numbers and then what needs none of them: the sort of the rows. So the
+GPU is still busy when the host goes on. Recompute and the backward pass use the same numbers.
+
 So all ranks of a group must run the same layers at the same time. This holds in lockstep mode, where each slot has a
 micro-batch of every rank, if only an idle one. In free mode ranks have different numbers of micro-batches, and a group
 would hang.
@@ -19,7 +23,9 @@ Letters: T tokens of this rank, C hidden size, E experts, k experts per token, N
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,24 +62,60 @@ class ExpertParallel:
         return out
 
 
+def fetch(numbers: Tensor) -> Callable[[], Any]:
+    """Start to copy numbers to the host. The returned function waits for them, not for what was launched later."""
+    if numbers.device.type != "cuda":
+        return numbers.tolist
+    copy = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
+    copied = torch.cuda.current_stream(numbers.device).record_event()
+
+    def wait() -> Any:
+        copied.synchronize()
+        return copy.tolist()
+
+    return wait
+
+
+class _Numbers:
+    """How many rows the ranks of an ep group exchange."""
+
+    def __init__(self, parallel: ExpertParallel, sent: Tensor) -> None:
+        """Exchange the numbers of rows for each expert, `sent` [E], which the host will need soon. Collective."""
+        self.received = torch.empty_like(sent)
+        dist.all_to_all_single(self.received, sent, group=parallel.group)
+        self._wait = fetch(torch.stack((sent, self.received)).view(2, parallel.size, -1).sum(-1))
+
+    @cached_property
+    def rows(self) -> tuple[list[int], list[int]]:
+        """The rows to each rank, and those from each rank. The host waits for them."""
+        sent, received = self._wait()
+        del self._wait
+        return sent, received
+
+
 class ExpertRoute:
-    """The route of tokens to the experts of an ep group. Collective: all ranks must call the same methods in order.
+    """The route of tokens to the experts of an ep group. Collective: all ranks must call the same methods in order."""
 
-    The host waits for the numbers of rows to arrive.
-    """
-
-    def __init__(self, parallel: ExpertParallel, chosen: Tensor, experts: int) -> None:
+    def __init__(self, parallel: ExpertParallel, chosen: Tensor, experts: int, known: _Numbers | None) -> None:
         """`chosen`, int64 [T,k], are the experts of each token, of `experts` in all."""
         self._parallel, self._local = parallel, LocalRoute(chosen, experts)
-        sent = self._local.counts
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=parallel.group)
-        sent, received = sent.view(parallel.size, -1), received.view(parallel.size, -1)  # [ranks, experts of a rank]
-        self._sent, self._received = torch.stack((sent.sum(1), received.sum(1))).tolist()
-        expert = torch.arange(received.shape[1], device=received.device).repeat(parallel.size)
-        self._order = expert.repeat_interleave(received.flatten()).argsort(stable=True)
-        self._inverse = self._order.argsort()
-        self.counts = received.sum(0)
+        self.known = known or _Numbers(parallel, self._local.counts)
+        self._received = self.known.received.view(parallel.size, -1)  # [ranks, experts of a rank]
+
+    @cached_property
+    def counts(self) -> Tensor:
+        return self._received.sum(0)
+
+    @cached_property
+    def _order(self) -> Tensor:
+        """The order of the rows from all ranks by expert. With their number, PyTorch does not wait for it."""
+        expert = torch.arange(self._received.shape[1], device=self._received.device).repeat(self._parallel.size)
+        rows = sum(self.known.rows[1])
+        return expert.repeat_interleave(self._received.flatten(), output_size=rows).argsort(stable=True)
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        return self._order.argsort()
 
     def spread(self, x: Tensor) -> Tensor:
         """Return the rows [N,C] of this rank's experts, sorted by expert, of the tokens x [T,C] of all ranks."""
@@ -92,7 +134,8 @@ class ExpertRoute:
         return self._local.collect_weights(self._back(weights))
 
     def _there(self, rows: Tensor) -> Tensor:
-        return self._parallel.exchange(rows, self._sent, self._received)[self._order]
+        return self._parallel.exchange(rows, *self.known.rows)[self._order]
 
     def _back(self, rows: Tensor) -> Tensor:
-        return self._parallel.exchange(rows[self._inverse], self._received, self._sent)
+        sent, received = self.known.rows
+        return self._parallel.exchange(rows[self._inverse], received, sent)

@@ -159,9 +159,9 @@ class TensorRoute(LocalRoute):
     The rows of the padding are 0, and so are their results.
     """
 
-    def __init__(self, tensor: TensorParallel, chosen: Tensor, experts: int) -> None:
+    def __init__(self, tensor: TensorParallel, chosen: Tensor, experts: int, known: None) -> None:
         """`chosen`, int64 [R,k], are the experts of this device's rows, of `experts` in all."""
-        super().__init__(tensor.gather(chosen), experts)
+        super().__init__(tensor.gather(chosen), experts, known)
         self._tensor = tensor
 
     def spread(self, x: Tensor) -> Tensor:

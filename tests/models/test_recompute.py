@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from engine.dtypes import DTYPES
 from engine.models.build import build_model
 from engine.models.common.initialise import initialise
 from engine.models.experts import grouped
+from engine.models.experts.layer import LocalRoute, Router, _Path
 from engine.models.parallelize import parallelize
 from engine.models.recompute import MODES
 from tests.attention.rings import unsplit
@@ -117,3 +119,32 @@ def test_the_product_of_experts_is_chosen_before_any_layer_runs(mode: str, monke
     monkeypatch.setattr("engine.models.parallelize.MODES", {mode: run_layer})
     run(shape(family="mixtral", experts=4, top_k=2), mode, torch.bfloat16)
     assert grouped.choose.cache_info().hits and not inside
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_router_that_rounds_otherwise_when_it_is_computed_again_sends_tokens_to_the_same_experts(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autograd's thread may use another attention kernel. Other ranks have sent rows by the first decision."""
+    routes, forward, begun = dict[int, list[Tensor]](), Router.forward, list[int]()
+
+    def unsteady(self: Router, x: Tensor) -> Tensor:
+        again = id(self) in begun
+        begun.append(id(self))
+        return -forward(self, x) if again else forward(self, x)
+
+    class Noted(LocalRoute):
+        def __init__(self, path: object, chosen: Tensor, experts: int, *_: object) -> None:
+            super().__init__(chosen, experts)
+            routes.setdefault(id(path), []).append(chosen)
+
+    def of(path: _Path, chosen: Tensor) -> Any:
+        path._make = partial(Noted, path)
+        return made(path, chosen)
+
+    made = _Path.of
+    monkeypatch.setattr(_Path, "of", of)
+    monkeypatch.setattr(Router, "forward", unsteady)
+    run(shape(**SHAPES["experts"]), mode, torch.float64)
+    assert len(begun) == (1 if mode == "none" else 2) * len(routes) and len(routes) == shape().layers
+    assert all(torch.equal(one, chosen[0]) for chosen in routes.values() for one in chosen)

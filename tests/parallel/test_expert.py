@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from engine.models.common.part import Part
 from engine.models.decoder import Decoder
 from engine.models.parallelize import parallelize
 from engine.models.recompute import MODES
+from engine.parallel import expert
 from engine.parallel.expert import ExpertParallel, ExpertRoute
 from engine.planner.make import plan_step
 from engine.trainer.step import evaluate, run_step
@@ -193,6 +195,46 @@ def bytes_sent(recompute: str) -> tuple[list[int], int]:
     loss.backward()
     ExpertParallel.exchange = exchange  # type: ignore[method-assign]
     return [forward, sent[0]], len(tokens)
+
+
+def numbers_exchanged_in_all_modes() -> list[tuple[int, int, int]]:
+    return [numbers_exchanged(mode) for mode in MODES]
+
+
+def numbers_exchanged(recompute: str) -> tuple[int, int, int]:
+    """On a rank of two: how often the forward and the backward pass exchange numbers of rows; and the host's waits."""
+    settings, tokens = config(2, CAPACITY, "static", *BYTES, f"recompute={recompute}"), torch.arange(9)
+    exchange, fetch, found = dist.all_to_all_single, expert.fetch, [0, 0]
+
+    def counted(out: Tensor, rows: Tensor, *arguments: Any, **more: Any) -> Any:
+        found[0] += not rows.is_floating_point()
+        return exchange(out, rows, *arguments, **more)
+
+    def fetched(numbers: Tensor) -> Callable[[], Any]:
+        def wait() -> Any:
+            found[1] += 1
+            return fetch(numbers)()
+
+        return wait
+
+    dist.all_to_all_single, expert.fetch = counted, fetched
+    part = Part(range(settings.model.layers), ep=2, ep_rank=dist.get_rank())
+    model = build_model(settings, part)
+    initialise(model, 3)
+    parallelize(model, settings, torch.device("cpu"), experts=ExpertParallel(dist.group.WORLD))
+    loss = model(tokens + dist.get_rank(), tokens, tokens)
+    forward = found[0]
+    loss.backward()
+    dist.all_to_all_single, expert.fetch = exchange, fetch
+    return forward, found[0] - forward, found[1]
+
+
+@pytest.mark.world
+def test_the_host_waits_for_numbers_of_rows_once_for_each_layer() -> None:
+    """Not again in the backward pass, nor when a layer is computed again."""
+    layers = config(2, CAPACITY, "static", *BYTES).model.layers
+    for of_rank in run_world(2, numbers_exchanged_in_all_modes):
+        assert of_rank == [(layers, 0, layers)] * len(MODES)
 
 
 @pytest.mark.world

@@ -23,7 +23,7 @@ from engine.dtypes import DTYPES
 from engine.family.families import parameters_of
 from engine.models import recompute
 from engine.models.build import build_model
-from engine.models.common import fp8
+from engine.models.common import again, fp8
 from engine.models.common.attention import Attention
 from engine.models.common.initialise import initialise
 from engine.models.common.op import Op
@@ -31,6 +31,7 @@ from engine.models.common.part import Part
 from engine.models.common.product import PRODUCT
 from engine.models.common.skip_init import Linear
 from engine.models.common.swiglu import FeedForward
+from engine.models.experts import layer as experts_layer
 from engine.models.experts.grouped import LOOP, PRODUCTS, Products
 from engine.models.experts.layer import Experts
 from engine.models.parallelize import parallelize
@@ -100,7 +101,10 @@ def multiply_with(model: nn.Module, product: Op, of_experts: Products) -> None:
 
 
 def saved_in_layers(shape: Model, mode: str, dtype: str, tile: int, product: Op = PRODUCT) -> int:
-    """Bytes that all layers, and the losses of their routers, save in a forward pass on this device, by storage."""
+    """Bytes that all layers, and the losses of their routers, save in a forward pass on this device, by storage.
+
+    What a layer keeps for when it is computed again (engine/models/common/again.py) counts, too.
+    """
     changes = {"model": shape, "recompute": mode, "dtype": dtype, "mlp_tile": tile}
     config = load([]).model_copy(update=changes)
     model = build_model(config, Part(range(shape.layers), tp=WORLD)).to(DTYPES[dtype])
@@ -126,13 +130,23 @@ def saved_in_layers(shape: Model, mode: str, dtype: str, tile: int, product: Op 
         return counted(recompute.MODES[mode], layer, x, rotation, attention, others=rotation)
 
     model.run_layer = run_layer
+    lists = dict[int, list[Any]]()
+
+    def noted() -> list[Any] | None:
+        found = again.kept()
+        lists.update({} if found is None else {id(found): found})
+        return found
+
+    experts_layer.kept = noted
     if model.experts():
         model._balancing = partial(counted, model._balancing)  # type: ignore[method-assign]
     positions = torch.arange(TOKENS)
     numbers = positions % shape.vocab
     attention = AttentionContext(unsplit(TOKENS), None, choose(CPU, DTYPES[dtype], shape.head_dim))
     model(numbers, positions, numbers, attention).backward()
-    return sum(storage.nbytes() for storage in kept.values())
+    experts_layer.kept = again.kept
+    chosen = sum(one.nbytes for found in lists.values() for one in found if isinstance(one, Tensor))
+    return chosen + sum(storage.nbytes() for storage in kept.values())
 
 
 def gradients(shape: Model, tile: int, product: Op, of_experts: Products, part: Part) -> dict[str, Tensor]:

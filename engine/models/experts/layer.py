@@ -17,6 +17,7 @@ gather experts in an order that depends on the data, and an expert that no token
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from engine.config.schema import Balance, Model
+from engine.models.common.again import kept
 from engine.models.common.op import Op
 from engine.models.common.part import as_it_is
 from engine.models.common.pointwise import SWIGLU
@@ -61,7 +63,13 @@ class Route(Protocol):
     slower and not deterministic, because it adds rows in an unspecified order.
     """
 
-    counts: Tensor  # int64, the rows of each expert of this device
+    @property
+    def counts(self) -> Tensor:
+        """int64, the rows of each expert of this device."""
+
+    @property
+    def known(self) -> Any:
+        """Small: what the next route of the same tokens takes, to be built without waiting."""
 
     def spread(self, x: Tensor) -> Tensor:
         """Return the rows [N,C] of the tokens x [T,C], one for each chosen expert, sorted by expert."""
@@ -79,12 +87,27 @@ class Route(Protocol):
 class LocalRoute:
     """The route of tokens whose experts are all on this device."""
 
-    def __init__(self, chosen: Tensor, experts: int) -> None:
+    known = None
+
+    def __init__(self, chosen: Tensor, experts: int, known: None = None) -> None:
         """`chosen`, int64 [T,k], are the experts of each token, of `experts` in all."""
-        expert_of_pair, self._top_k = chosen.flatten(), chosen.shape[1]
-        self._order = expert_of_pair.argsort(stable=True)
-        self._inverse, self._token = self._order.argsort(), self._order // self._top_k
-        self.counts = count_each(expert_of_pair, experts)
+        self._expert, self._experts, self._top_k = chosen.flatten(), experts, chosen.shape[1]
+
+    @cached_property
+    def counts(self) -> Tensor:
+        return count_each(self._expert, self._experts)
+
+    @cached_property
+    def _order(self) -> Tensor:
+        return self._expert.argsort(stable=True)
+
+    @cached_property
+    def _token(self) -> Tensor:
+        return self._order // self._top_k
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        return self._order.argsort()
 
     def spread(self, x: Tensor) -> Tensor:
         """Return the rows [N,C] of the tokens x [T,C], one for each chosen expert, sorted by expert."""
@@ -121,8 +144,9 @@ class Experts(nn.Module):
     products: Products = PRODUCTS  # of rows that the route has made: communication is around any of them
     bias: Tensor | None
     tile: int = 0  # tokens per tile (tiles.py), to save memory; 0 computes all tokens at once
-    # (chosen experts [T,k], number of experts) -> the route of a micro-batch; tensor and expert parallelism replace it
-    route: Callable[[Tensor, int], Route] = LocalRoute
+    # (chosen experts [T,k], number of experts, `known` of the last route or None) -> the route of a micro-batch; tensor
+    # and expert parallelism replace it
+    route: Callable[[Tensor, int, Any], Route] = LocalRoute
 
     def __init__(self, shape: Model, balance: Balance | None = None, tp: int = 1, ep: int = 1) -> None:
         """A device has 1 / tp of the width of every expert, or 1 / ep of the experts."""
@@ -147,30 +171,38 @@ class Experts(nn.Module):
         """Compute the output [T,C], the router's logits [T,E] and the chosen experts [T,k], all tokens at once."""
         logits = self.router(x)
         probabilities = logits.softmax(-1)
-        scores = probabilities.detach()
-        if self.bias is not None:
-            scores = scores + self.rate * self.bias.to(scores.dtype)
-        chosen = scores.topk(self.top_k, dim=-1).indices
+        known = None if self.tile else kept()  # in tiles, the second pass does not come here
+        if known:  # the layer is computed again, and takes the decisions of its first pass
+            path, chosen = known[0], known[1].long()
+        else:
+            scores = probabilities.detach()
+            if self.bias is not None:
+                scores = scores + self.rate * self.bias.to(scores.dtype)
+            chosen = scores.topk(self.top_k, dim=-1).indices
+            path = _Path(self.route, logits.shape[1], self.products)
+            if known is not None:
+                known += [path, chosen.int()]
         weights = probabilities.gather(-1, chosen)
         if self.norm_top_k:
             weights = weights / weights.sum(-1, keepdim=True)
-        path = _Path(self.route, logits.shape[1], self.products)
         hidden = self.op(*_Enter.apply(x, chosen, self.gate, self.up, path))
         return _Leave.apply(hidden, weights, chosen, self.down, path, x.dtype), logits, chosen
 
 
 class _Path:
     """The route of the two operations below, and their products. The route is built in each pass and freed after it: it
-    has indices of all rows."""
+    has indices of all rows. All passes of a micro-batch have one path, so that ranks exchange counts only once."""
 
-    def __init__(self, route: Callable[[Tensor, int], Route], experts: int, products: Products) -> None:
+    def __init__(self, route: Callable[[Tensor, int, Any], Route], experts: int, products: Products) -> None:
         self._make, self._experts = route, experts
+        self._known: Any = None
         self.grouped, self.outer = products
         self._route: Route | None = None
 
     def of(self, chosen: Tensor) -> Route:
         if self._route is None:
-            self._route = self._make(chosen, self._experts)
+            self._route = self._make(chosen, self._experts, self._known)
+            self._known = self._route.known
         return self._route
 
     def free(self) -> None:
