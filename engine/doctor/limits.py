@@ -98,9 +98,11 @@ def shared_memory(need: Need) -> Check:
 def processors(need: Need) -> Check:
     """Show which processors the agent would bind the ranks on GPUs to, and why not if it would not."""
     name = "processors"
-    places = [gpu.pci for gpu in gpus()[: need.ranks]] if need.gpus else []
+    if not need.gpus:
+        return skipped(name, "ranks run on CPUs")
+    places = [gpu.pci for gpu in gpus()[: need.ranks]]
     if not places:
-        return skipped(name, "no ranks on GPUs, which are bound to the processors of their GPU's NUMA node")
+        return skipped(name, "CUDA finds no GPU here")
     nodes, allowed = [node_of(place) for place in places], os.sched_getaffinity(0)
     bound, value = of_ranks(places, allowed), counted(len({*nodes} - {None}), "NUMA node")
     if not spans_nodes(allowed):

@@ -25,6 +25,7 @@ from engine.models.common import initialise as initialising
 from engine.models.common.initialise import initialise
 from engine.models.common.part import Part
 from engine.models.decoder import Decoder
+from engine.models.experts.layer import LocalRoute
 from engine.models.parallelize import parallelize
 from engine.models.recompute import MODES
 from engine.parallel import expert
@@ -235,6 +236,33 @@ def test_the_host_waits_for_numbers_of_rows_once_for_each_layer() -> None:
     layers = config(2, CAPACITY, "static", *BYTES).model.layers
     for of_rank in run_world(2, numbers_exchanged_in_all_modes):
         assert of_rank == [(layers, 0, layers)] * len(MODES)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_group_of_one_rank_exchanges_nothing_and_only_fetch_waits(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU any other wait of the host is an error here. Its second route takes the numbers of the first."""
+    parallel = object.__new__(ExpertParallel)
+    parallel.size, parallel.rank, parallel.group = 1, 0, None  # type: ignore[assignment]
+    monkeypatch.setattr(dist, "all_to_all_single", lambda out, rows, *_, **__: out.copy_(rows))
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(1)).to(device)
+    chosen = torch.stack((torch.arange(50) % 3, torch.arange(50) % 2 + 3), 1).to(device)
+    weights, local = torch.rand(50, 2).to(device), LocalRoute(chosen, 6)
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        first = ExpertRoute(parallel, chosen, 6, None)
+        routes = [(one.spread(x), one.spread_weights(weights), one.counts) for one in
+                  (first, ExpertRoute(parallel, chosen, 6, first.known))]  # fmt: skip
+        sums = first.collect(routes[0][0], x.dtype)
+    finally:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    for found in routes:
+        expected = local.spread(x), local.spread_weights(weights), local.counts
+        assert all(map(torch.equal, found, expected))
+    assert torch.equal(sums, local.collect(local.spread(x), x.dtype))
 
 
 @pytest.mark.world
