@@ -30,6 +30,7 @@ from tests.covering import Case
 from tests.helpers import steps_alone
 from tests.meshes import (
     LR,
+    TP,
     WORLD,
     Groups,
     Variant,
@@ -49,6 +50,7 @@ CASE: Case = {"tp_pp": MESH, "planner": "adaptive", "tied": False, "recompute": 
 VARIANT = Variant("fp32", tied=True, clip=0.0)
 EXPERTS: Case = CASE | {"balance": "loss"}
 EXPERTS_VARIANT = Variant("fp32", tied=True, clip=0.4, balance="loss")
+STAGE_3_VARIANT = Variant("fp32", tied=True, clip=0.0, stage=3)
 
 
 def own_rows(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
@@ -176,8 +178,15 @@ EXPERT_ZERO_FAULTS: dict[str, tuple[Any, str, Any]] = {
     "routers are not summed over tp": (TensorParallel, "shared", routers_apart),
     "slices of experts are counted on one device": (initialize, "copies", without_slices),
 }
+STAGE_3_FAULTS: dict[str, tuple[Any, str, Any]] = {
+    "slices are not marked": (initialize, "mark", lambda model, axes: None)
+}
 MODEL_FAULTS = [(CASE, FAULTS), (EXPERTS, EXPERT_FAULTS)]
-NORM_FAULTS = [(VARIANT, ZERO_FAULTS), (EXPERTS_VARIANT, EXPERT_ZERO_FAULTS)]
+NORM_FAULTS = [
+    (MESH, VARIANT, ZERO_FAULTS),
+    (MESH, EXPERTS_VARIANT, EXPERT_ZERO_FAULTS),
+    (TP, STAGE_3_VARIANT, STAGE_3_FAULTS),
+]
 
 
 @contextmanager
@@ -222,18 +231,18 @@ def test_each_fault_of_a_model_part_changes_gradients() -> None:
 def norms_with_faults() -> list[list[list[float]]]:
     made: Groups = {}
     found = []
-    for variant, faults in NORM_FAULTS:
+    for mesh, variant, faults in NORM_FAULTS:
         found.append([])
         for fault in (None, *faults.values()):
             with planted(fault):
-                found[-1].append(through_deepspeed(MESH, variant, made)["norms"])
+                found[-1].append(through_deepspeed(mesh, variant, made)["norms"])
     return found
 
 
 def test_each_fault_of_zero_on_a_mesh_changes_the_norm() -> None:
     norms = run_world(WORLD, norms_with_faults)[0]
-    for (variant, faults), of_variant in zip(NORM_FAULTS, norms, strict=True):
-        settings = zero_settings(MESH, variant)
+    for (mesh, variant, faults), of_variant in zip(NORM_FAULTS, norms, strict=True):
+        settings = zero_settings(mesh, variant)
         _, expected = steps_alone(whole_of(settings, torch.float32).double(), settings, batches(), LR)
         wrong = [found != pytest.approx(expected, rel=1e-5) for found in of_variant]
         assert dict(zip(("none", *faults), wrong, strict=True)) == {"none": False} | dict.fromkeys(faults, True)
