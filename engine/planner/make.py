@@ -8,11 +8,12 @@ from engine.config.units import format_count
 from engine.errors import ConfigError, DataError, PlanError
 from engine.planner import ratios
 from engine.planner.checks import check_longest, check_memory, check_nodes, check_planner
-from engine.planner.plan.modes import lockstep, pipelined
+from engine.planner.plan.modes import lockstep, pipelined, rings_first
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.planners import PLANNERS
 from engine.planner.proof.verify import verify
 from engine.planner.settings import PlanSettings
+from engine.planner.time.makespan import makespan
 from engine.units import Ints
 
 MOST_SEQUENCES = 2**21  # most sequences of a step: planning more would take minutes
@@ -59,9 +60,14 @@ def plan_step(lengths: Ints, settings: PlanSettings) -> StepPlan:
 
 
 def _planned(lengths: Ints, settings: PlanSettings) -> StepPlan:
-    """Run the chosen planner, and convert its plan to the mode of the run."""
+    """Run the chosen planner, and convert its plan to the mode of the run, or order it for reductions."""
     planner = PLANNERS[settings.planner]
     plan = planner.plan(lengths, settings)
+    if settings.mode == "free":
+        ordered = rings_first(plan)
+        # A rank may have filled the wait for a ring with the micro-batch that now runs last.
+        longer = ordered is not plan and makespan(ordered, settings) > makespan(plan, settings)
+        return plan if longer else ordered
     if settings.mode in planner.modes:
         return plan
     slotted = lockstep(plan)

@@ -59,7 +59,10 @@ def build(job: Job, groups: Groups, weights: str | None = None) -> tuple[Decoder
     if axes is not None and config.parallel.pp > 1:
         dtype, hidden, tp = DTYPES[config.dtype], config.model.hidden, config.parallel.tp
         pipeline = Pipeline(axes.pp, lambda tokens: torch.empty(-(-tokens // tp), hidden, dtype=dtype, device=device))
-    context = RankContext(groups.hdp_rank, device, RingComm(groups.rings), kernel, offload, pipeline)
+    # On CPUs a reduction blocks the pass, whose time would then contain that of slower ranks.
+    early = engine.reduce_from_here if device.type == "cuda" else None
+    comm = RingComm(groups.rings)
+    context = RankContext(groups.hdp_rank, device, comm, kernel, offload, pipeline, reduce_from_here=early)
     return model, engine, context
 
 

@@ -55,6 +55,8 @@ class RankContext:
     offload: Offload | None = None
     pipeline: Pipeline | None = None
     prefixes: Prefixes = field(default_factory=Prefixes)
+    # begins to reduce gradients within the next backward pass; None if a reduction would block it
+    reduce_from_here: Callable[[], None] | None = None
 
 
 class Inputs(NamedTuple):
@@ -103,6 +105,7 @@ def run_step(
     results: dict[Pass, Tensor] = {}  # of passes, until they are sent
     context.prefixes.clear()
     number = 0  # of the pass, among those of this rank
+    early = context.reduce_from_here if plan.overlaps(context.hdp_rank) else None
     progress.report("data", number)
     # Inputs are read one micro-batch ahead, in the order of the forward passes; backward passes need none.
     with closing(_load_ahead(_forward_order(order, micros), read_inputs, context.device)) as loaded:
@@ -137,6 +140,8 @@ def run_step(
                 # next stage has sent.
                 given, out = running.pop(done.place)
                 progress.report("backward", number)
+                if early is not None and number == len(order) - 1:  # a marked plan has only passes, and this one last
+                    early()
                 backward(out if arrived is None else _loss_of(out, arrived))
                 if given.grad is not None:
                     results[done] = given.grad

@@ -79,8 +79,8 @@ class ZeroEngine:
     def reduce_from_here(self) -> None:
         """Reduce gradients within the next backward pass, which must be this rank's last one of the step. In stage 1.
 
-        Buckets are reduced in the same order on all ranks, each as soon as all of its gradients are complete. Other
-        ranks may reduce after their last pass (Note: [reductions and rings] in docs/design.md).
+        Buckets are reduced in the same order on all ranks, each as soon as all of its gradients are complete. The plan
+        says which ranks do so; others reduce in `step` (Note: [reductions and rings] in docs/design.md).
         """
         self._engine.optimizer.reduce_from_here()
 

@@ -12,13 +12,17 @@ one stage. Activations go to the next stage and gradients to the previous one. A
 the order of the plan's list of passes, and goes on. A transfer takes place when it is first in the queues of both
 lines, so a line has one at a time, and no buffer hides a wrong order. Only the pass that needs what arrives waits.
 
+In free mode all ranks then reduce gradients, a bucket for each layer, in one order: after their last pass, or, if the
+plan marks them, within their last backward pass, each bucket after its layer. A reduction is a rendezvous of all ranks.
+Ranks wait in each, as on CPUs, or only for the sum of norms behind all of them, as on GPUs.
+
 A slice that runs forward before the slice that it continues, or backward after it, would miss K,V or their gradients:
 such a plan counts as not finishing.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise, zip_longest
 from typing import Literal
@@ -36,12 +40,15 @@ Tag = tuple[object, ...]
 class Group:
     """One batched group: (peer, tag) of each send and receive, in posting order; none in a barrier.
 
+    Or a reduction, in which ranks wait for all others or not.
     Or a place where a transfer is put in the queue (`start`), or is waited for (`need`); the two lines share its tag.
     """
 
     sends: list[tuple[int, Tag]] = field(default_factory=list)
     receives: list[tuple[int, Tag]] = field(default_factory=list)
     barrier: bool = False
+    reduction: int | None = None  # the bucket
+    waits: bool = True
     start: tuple[int, Tag] | None = None  # the other line, tag
     need: Tag | None = None
 
@@ -52,13 +59,15 @@ Messages = dict[tuple[int, int], list[Tag]]  # by (source, target), in posting o
 class Executor:
     """The state of all lines (called ranks here): the place of each in its program, and the messages posted so far."""
 
-    def __init__(self, plan: StepPlan) -> None:
-        self.programs = [_program(plan, rank, stage) for rank in range(plan.ranks) for stage in range(plan.stages)]
+    def __init__(self, plan: StepPlan, blocking: bool = True) -> None:
+        lines = [(rank, stage) for rank in range(plan.ranks) for stage in range(plan.stages)]
+        self.programs = [_program(plan, rank, stage, blocking) for rank, stage in lines]
         self.at = [-1] * len(self.programs)
         self.sent: Messages = defaultdict(list)
         self.received: Messages = defaultdict(list)
         self.queues: list[list[tuple[int, Tag]]] = [[] for _ in self.programs]
         self.arrived: set[Tag] = set()
+        self.entered: Counter[int] = Counter()  # ranks that have entered each reduction
 
     def finishes(self) -> bool:
         """True if every rank reaches its end and every message is the one that its receiver expected."""
@@ -84,6 +93,8 @@ class Executor:
             self.sent[rank, peer].append(tag)
         for peer, tag in group.receives:
             self.received[peer, rank].append(tag)
+        if group.reduction is not None:
+            self.entered[group.reduction] += 1
         if group.start:
             self.queues[rank].append(group.start)
 
@@ -106,6 +117,8 @@ class Executor:
             return False
         if group.need is not None:
             return group.need in self.arrived
+        if group.reduction is not None:
+            return not group.waits or self.entered[group.reduction] == len(self.programs)
         if group.barrier:
             others = [self._group(other) for other in range(len(self.programs))]
             return all(other is not None and other.barrier for other in others)
@@ -116,9 +129,9 @@ class Executor:
         )
 
 
-def finishes(plan: StepPlan) -> bool:
-    """Whether all ranks finish."""
-    return slices_in_order(plan) and Executor(plan).finishes()
+def finishes(plan: StepPlan, blocking: bool = True) -> bool:
+    """Whether all ranks finish, where ranks wait in each reduction or not (`blocking`)."""
+    return slices_in_order(plan) and Executor(plan, blocking).finishes()
 
 
 def slices_in_order(plan: StepPlan) -> bool:
@@ -161,7 +174,7 @@ def order_of(plan: StepPlan, count: int, stage: int) -> list[tuple[int, Directio
     return found
 
 
-def _program(plan: StepPlan, rank: int, stage: int) -> list[Group]:
+def _program(plan: StepPlan, rank: int, stage: int, blocking: bool) -> list[Group]:
     """Return all groups of one stage of a rank, in order."""
     micros, line = list(plan.of_rank(rank)), rank * plan.stages + stage
     groups: list[Group] = []
@@ -170,7 +183,7 @@ def _program(plan: StepPlan, rank: int, stage: int) -> list[Group]:
             if plan.mode == "lockstep" and direction == "forward":
                 groups.append(Group(barrier=True))
             groups += _pass(micros[place], direction, stage, plan.stages)
-        return groups
+        return groups if plan.mode == "lockstep" else _reducing(groups, plan.overlaps(rank), micros[-1], blocking)
     for number in plan.passes.tolist():
         place, rest = divmod(number, 2 * plan.stages)
         if place >= len(micros):
@@ -194,6 +207,20 @@ def _pass(micro: MicroBatch, direction: Direction, stage: int, stages: int) -> l
     layers = range(LAYERS) if direction == "forward" else reversed(range(LAYERS))
     groups = [group for layer in layers for group in _rounds(micro, layer, direction, stage, stages)]
     return groups + (_rounds(micro, LAYERS, "counts", stage, stages) if direction == "forward" else [])
+
+
+def _reducing(groups: list[Group], within: bool, last: MicroBatch, blocking: bool) -> list[Group]:
+    """Add the reductions of all buckets and the sum of norms to the groups of a rank: behind them, or `within` the
+    last backward pass, that of micro-batch `last`."""
+    found, backward = groups, []
+    if within:
+        in_layer = len(_rounds(last, 0, "backward", 0, 1))
+        found, backward = groups[: -LAYERS * in_layer], groups[-LAYERS * in_layer :]
+    for bucket in range(LAYERS):
+        if within:
+            found, backward = found + backward[:in_layer], backward[in_layer:]
+        found = [*found, Group(reduction=bucket, waits=blocking)]
+    return [*found, Group(reduction=LAYERS)]
 
 
 def _rounds(micro: MicroBatch, layer: int, direction: schedule.Direction, stage: int, stages: int) -> list[Group]:

@@ -163,5 +163,6 @@ def by_hand(
         gang=np.unique(label, return_inverse=True)[1],
         slot=np.full(len(flat), -1, dtype=np.int64),
         offload=np.zeros(len(flat), dtype=np.int64),
+        overlap=np.zeros(len(micros), dtype=np.int64),
         passes=ints(),
     )

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -160,6 +162,17 @@ def test_a_rank_reports_its_passes_by_its_own_numbers(rank: int, monkeypatch: py
     for number in range(0, len(passes), 2):
         expected += [("forward", number), ("backward", number + 1), ("data", number + 2)]
     assert reported == expected
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_reductions_begin_within_the_last_backward_pass_if_the_plan_says_so(marked: bool) -> None:
+    plan, model, read_inputs, context = setup()
+    called: list[str] = []
+    context = replace(context, reduce_from_here=lambda: called.append("reduce"))
+    plan = replace(plan, overlap=np.array([int(marked)]))
+    run_step(plan, model, lambda loss: called.append("backward"), read_inputs, context)
+    passes = ["backward"] * plan.micro_batches
+    assert called == ([*passes[1:], "reduce", "backward"] if marked else passes) and len(passes) > 2
 
 
 def test_losses_add_up_in_float64() -> None:

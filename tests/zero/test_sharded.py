@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,14 +27,18 @@ from engine.data.inputs import rank_inputs
 from engine.job import Job
 from engine.models.common.attention import LocalAttention
 from engine.planner.make import plan_step
+from engine.planner.plan.emit import emit
+from engine.planner.plan.step_plan import StepPlan
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
 from engine.zero import engine as zero_engine
+from engine.zero import sharded, transfers
 from engine.zero.engine import ZeroEngine
 from engine.zero.mpu import ModelParallelUnit, mark
 from engine.zero.settings import deepspeed_settings, optimizer_settings
 from tests.allocations import allocated
-from tests.meshes import HDP, PP, TP, WORLD, Groups, Variant, batches, build, zero_settings
+from tests.helpers import Batch, batch, config, llama, rank_context, table_of
+from tests.meshes import CAPACITY, HDP, PP, TP, WORLD, Groups, Variant, batches, build, zero_settings
 from tests.sent import counted
 from tests.world import run_world
 from tests.zero.engines import SGD, config_of, engine_of
@@ -312,3 +317,55 @@ def test_ranks_begin_with_equal_weights() -> None:
     """DeepSpeed broadcasts them; here each shard is that of the rank that stores it."""
     one, other = run_world(2, begun)
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def plans(settings: Config) -> Iterator[tuple[StepPlan, Batch]]:
+    """Plans of `adaptive`, in which all ranks overlap, and others in which rank 1 ends with a ring."""
+    groups = [[(0, (0, 1))], [(1, (1, 2)), (2, (0,))], [(3, (2,)), (4, (0,))]]
+    for step in range(2):
+        of_step = batch(3, CAPACITY, step)
+        yield plan_step(of_step[0].length, Job(settings).settings), of_step
+        of_step = table_of([30, 25, 7, 9, 5], step)
+        yield emit("by hand", "free", 3, CAPACITY, of_step[0].length, groups), of_step
+
+
+def overlapped() -> dict[bool, tuple[dict[str, Tensor], list[int]]]:
+    """On a rank: the weights after some steps without and with the overlap, and of each step, how many reductions begin
+    within a backward pass, less than all."""
+    settings = config(3, CAPACITY, "adaptive", "dtype=fp32", "zero.stage=1")
+    context, found = rank_context(torch.float32), {}
+    for overlap in (False, True):
+        model = llama(settings, torch.float32)
+        with patch("engine.zero.initialize.bucket_elements", lambda model: 4000):
+            engine = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings)
+        early = engine.reduce_from_here if overlap else None
+        in_backward, began, missing = [False], [0], list[int]()
+
+        def backward(loss: Tensor, loss_tokens: int, engine: Any = engine, flag: list[bool] = in_backward) -> None:
+            flag[0] = True
+            engine.backward(loss, loss_tokens)
+            flag[0] = False
+
+        def reduce_scatter(*of: Any, flag: list[bool] = in_backward, began: list[int] = began) -> Any:
+            began[0] += flag[0]
+            return transfers.reduce_scatter(*of)
+
+        for plan, (table, reader) in plans(settings):
+            of_step = partial(backward, loss_tokens=int(table.loss_tokens.sum()))
+            inputs, began[0] = partial(rank_inputs, reader, table), 0
+            with patch.object(sharded, "reduce_scatter", reduce_scatter):
+                run_step(plan, engine.forward, of_step, inputs, replace(context, reduce_from_here=early))
+                engine.step(0.5)
+            missing.append(len(engine._engine.optimizer.buckets) - began[0])
+        found[overlap] = weights(engine), missing
+    return found
+
+
+def test_plans_choose_which_ranks_reduce_within_their_last_backward_pass() -> None:
+    """And the weights are equal to the last bit. Ranks differ in when they begin."""
+    for rank, found in enumerate(run_world(3, overlapped)):
+        (one, none_began), (other, missing) = found[False], found[True]
+        assert [name for name in one if not torch.equal(one[name], other[name])] == []
+        buckets = none_began[0]
+        assert none_began == [buckets] * 4 and buckets > 4
+        assert missing == ([0, buckets, 0, buckets] if rank == 1 else [0] * 4)

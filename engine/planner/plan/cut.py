@@ -35,7 +35,7 @@ Buffer = NDArray[np.uint8]
 _HEAD = 13  # bytes before an array: the width of its integers, their number, the smallest one
 # Arrays in the order in which they are written, before the columns of a table; starts of rows as sizes of rows.
 _PART = ("ring_start", "micro_start", "shard_start", "lengths", "before", "team", "ring_ranks", "shard_order")
-_ARRAYS = ("ranks_here", "first_micro", *_PART, "gang", "slot", "offload", "passes")
+_ARRAYS = ("ranks_here", "first_micro", *_PART, "gang", "slot", "offload", "overlap", "passes")
 _FIGURES = ("digest", "tokens", "unsplit_tokens", "max_degree")
 
 
@@ -88,6 +88,10 @@ class Cut:
     def count(self, rank: int) -> int:
         """Return the number of micro-batches of a rank. Raises KeyError for other ranks."""
         return self.part.count(self._here(rank))
+
+    def overlaps(self, rank: int) -> bool:
+        """Return whether a rank reduces gradients within its last backward pass. Raises KeyError for other ranks."""
+        return self.part.overlaps(self._here(rank))
 
     def _here(self, rank: int) -> int:
         here = int(np.searchsorted(self.ranks_here, rank))
@@ -145,6 +149,7 @@ def cuts(plan: StepPlan, hosts: Sequence[Sequence[int]], columns: Ints) -> list[
         "shard_start": (sizes, of_micros),
         "ring_ranks": (plan.ring_ranks[members], of_members),
         "shard_order": (shard_order, of_shards),
+        "overlap": (plan.overlap[ranks], of_ranks),
         "passes": (plan.passes, everywhere),
     }
     found |= {name: (getattr(plan, name)[slices], of_slices) for name in ("lengths", "before", "team")}

@@ -27,7 +27,7 @@ import numpy as np
 
 from engine.compiled import njit, njit_in_place
 from engine.errors import PlanError
-from engine.planner.plan.gangs import components, numbered
+from engine.planner.plan.gangs import components, ends_alone, numbered
 from engine.planner.plan.order import one_f_one_b
 from engine.planner.plan.rows import first_out_of_range, first_short_row, grouped
 from engine.planner.plan.step_plan import StepPlan
@@ -106,6 +106,7 @@ def build(name: str, mode: str, ranks: int, capacity: int, placed: Placement, st
     most_offload = np.zeros(micro_batches, dtype=np.int64)
     if offload is not None:
         _raise_to(most_offload, offload, ring_start, shard_micro)
+    gang = numbered(components(shard_micro, ring_start, micro_batches), global_order)
     return StepPlan(
         planner=name,
         mode=mode,
@@ -120,9 +121,10 @@ def build(name: str, mode: str, ranks: int, capacity: int, placed: Placement, st
         micro_start=micro_start,
         shard_start=shard_start,
         shard_order=shard_order,
-        gang=numbered(components(shard_micro, ring_start, micro_batches), global_order),
+        gang=gang,
         slot=micro_group if mode == "lockstep" else np.full(micro_batches, -1),
         offload=most_offload,
+        overlap=ends_alone(gang, micro_start) if mode == "free" else np.zeros(ranks, dtype=np.int64),
         passes=one_f_one_b(int(np.diff(micro_start).max()), stages) if mode == "pipeline" else _NONE,
     )
 

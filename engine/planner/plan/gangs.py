@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.compiled import njit
-from engine.units import Ints
+from engine.units import Bools, Ints
 
 
 @njit
@@ -42,6 +42,21 @@ def numbered(label: Ints, order: Ints) -> Ints:
             count += 1
         gang[micro] = number[label[micro]]
     return gang
+
+
+@njit
+def alone(gang: Ints) -> Bools:
+    """Return whether each micro-batch is the only one of its gang, so that it shares no ring, [M]."""
+    members = np.zeros(len(gang), np.int64)
+    for number in gang:
+        members[number] += 1
+    return members[gang] == 1
+
+
+@njit
+def ends_alone(gang: Ints, micro_start: Ints) -> Ints:
+    """Return 1 for each rank whose last micro-batch shares no ring, else 0, [P]."""
+    return alone(gang)[micro_start[1:] - 1].astype(np.int64)
 
 
 @njit

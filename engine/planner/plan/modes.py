@@ -1,4 +1,4 @@
-"""Convert a plan from free mode to lockstep mode, and from lockstep mode to a pipeline."""
+"""Convert a plan from free mode to lockstep mode, and from lockstep mode to a pipeline; order it for reductions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import numpy as np
 
 from engine.compiled import njit
 from engine.planner.plan.emit import Placement, build
+from engine.planner.plan.gangs import alone, ends_alone
 from engine.planner.plan.order import one_f_one_b
-from engine.planner.plan.rows import grouped
+from engine.planner.plan.rows import ascending, grouped
 from engine.planner.plan.step_plan import StepPlan
-from engine.units import Ints
+from engine.units import Bools, Ints
 
 
 def lockstep(plan: StepPlan) -> StepPlan:
@@ -52,6 +53,58 @@ def pipelined(plan: StepPlan, stages: int) -> StepPlan:
         passes=one_f_one_b(int(last.max()) + 1, stages),
         offload=plan.offload[kept],
     )
+
+
+def rings_first(plan: StepPlan) -> StepPlan:
+    """Order a free-mode plan so that ranks may reduce gradients within their last backward pass.
+
+    A rank that ends with a ring runs the last of its micro-batches without one after it, if it has any:
+
+    ```
+    rank 0   [ring A] [1] [ring B]     becomes   [ring A] [ring B] [1]
+    rank 1   [ring A] [ring B]         stays, and reduces after its last pass
+    ```
+    No other rank waits for a micro-batch without a ring. So rings keep their global order, in which it gets a place
+    behind all others (Note: [why rings cannot deadlock] in emit.py).
+    """
+    free = alone(plan.gang)
+    order, moved = _last_alone(free, plan.micro_start)
+    if len(moved) == 0:
+        return plan
+    sizes = np.diff(plan.shard_start)[order]
+    shard_start = np.concatenate([[0], np.cumsum(sizes)])
+    shards = np.arange(len(plan.shard_order)) + np.repeat(plan.shard_start[order] - shard_start[:-1], sizes)
+    number = np.arange(plan.gangs)
+    number[plan.gang[moved]] += plan.gangs
+    gang = ascending(ascending(number))[plan.gang[order]]
+    return replace(
+        plan,
+        shard_start=shard_start,
+        shard_order=plan.shard_order[shards],
+        gang=gang,
+        offload=plan.offload[order],
+        overlap=ends_alone(gang, plan.micro_start),
+    )
+
+
+@njit
+def _last_alone(free: Bools, micro_start: Ints) -> tuple[Ints, Ints]:
+    """Return the order of all micro-batches in which each rank runs its last one of `free` [M] last, [M], and those
+    that change their place."""
+    order = np.arange(len(free))
+    moved = np.empty(len(micro_start) - 1, np.int64)
+    count = 0
+    for rank in range(len(micro_start) - 1):
+        first, last = micro_start[rank], micro_start[rank + 1] - 1
+        at = last
+        while at >= first and not free[at]:
+            at -= 1
+        if first <= at < last:
+            order[at:last] = order[at + 1 : last + 1]
+            order[last] = at
+            moved[count] = at
+            count += 1
+    return order, moved[:count]
 
 
 @njit

@@ -95,6 +95,10 @@ class RankPlan(Protocol):
     @property
     def max_degree(self) -> int: ...
 
+    def overlaps(self, rank: int) -> bool:
+        """Return whether a rank reduces gradients within its last backward pass. A cut knows its ranks only."""
+        ...
+
     def micro_batch(self, index: int) -> MicroBatch:
         """Return micro-batch `index`, counted over all ranks. A cut has those of its ranks only."""
         ...
@@ -138,6 +142,7 @@ class StepPlan:
     gang: Ints  # [M] micro-batches that share rings run at the same time and have the same gang
     slot: Ints  # [M] place in the lockstep order; -1 in other modes
     offload: Ints  # [M] offload ratio, ppm
+    overlap: Ints  # [P] 1 for ranks that reduce gradients within their last backward pass (modes.py), else 0
     # [2 stages L] in a pipeline, all passes of a rank with L micro-batches, in order (order.py); else empty
     passes: Ints
 
@@ -266,6 +271,10 @@ class StepPlan:
         """Return the number of micro-batches of a rank."""
         return int(self.micro_start[rank + 1] - self.micro_start[rank])
 
+    def overlaps(self, rank: int) -> bool:
+        """Return whether a rank reduces gradients within its last backward pass."""
+        return bool(self.overlap[rank])
+
     def arrays(self) -> dict[str, Ints]:
         """Return the arrays by name, in the order in which `to_bytes` writes them."""
         return {name: getattr(self, name) for name in _ARRAYS}
@@ -285,8 +294,10 @@ class StepPlan:
         # The copy is aligned and writable, as @njit functions expect.
         body = np.frombuffer(buffer, dtype="<i8", offset=end + 1).copy()
         sizes = values.pop("sizes")
-        ends = list(accumulate(sizes[name] for name in _ARRAYS))
-        values |= dict(zip(_ARRAYS, np.split(body, ends[:-1]), strict=True))
+        names = [name for name in _ARRAYS if name in sizes]
+        ends = list(accumulate(sizes[name] for name in names))
+        values |= dict(zip(names, np.split(body, ends[:-1]), strict=True))
+        values.setdefault("overlap", np.zeros(values["ranks"], dtype=np.int64))  # earlier versions had no overlap
         return cls(**values)
 
     @cached_property

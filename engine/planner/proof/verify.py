@@ -5,13 +5,17 @@ first broken one is reported.
 
 Note: [why the rules suffice]. With rules 3, 4 and 6 no rank waits forever:
 
-- A rank waits only for the other members of its rings, for the other stages of a pipeline, and in lockstep mode for all
-  ranks at the start of each slot.
+- A rank waits only for the other members of its rings, for the other stages of a pipeline, in lockstep mode for all
+  ranks at the start of each slot, and for all ranks in reductions.
 - By rules 3 and 4, all passes can be put into one order that agrees with the order of every stage of every rank. Take
   the first unfinished pass in that order. Every pass before it is finished, so it is the next one on all ranks that
   take part in it, and they all enter it.
 - By rules 3 and 6, these ranks post the same messages in the same order between each two of them, round by round. So
   every message is received, and the pass finishes. By induction all passes finish.
+- In free mode all ranks also wait for each other in the reductions of gradients, bucket by bucket in one order. A rank
+  enters them after its last pass, or, if the plan marks it, within its last backward pass. By rule 4 that pass is in no
+  ring. So take all reductions and these passes as one node that follows all other passes: no other pass waits for it,
+  and by the above all ranks reach it. In it each rank computes alone, and waits only for the same bucket of the others.
 - In lockstep mode, by rule 5, all ranks have the same slots and a gang is in one slot. So the passes of a slot wait for
   nothing in a later slot, slots finish one after another, and every rank enters each of them.
 
@@ -24,7 +28,7 @@ import numpy as np
 
 from engine.errors import PlanError
 from engine.planner.plan import loads
-from engine.planner.plan.gangs import components
+from engine.planner.plan.gangs import components, ends_alone
 from engine.planner.plan.order import node_order, out_of_order
 from engine.planner.plan.rows import first_out_of_range, first_short_row, first_true
 from engine.planner.plan.step_plan import StepPlan
@@ -88,6 +92,7 @@ def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
     _check_range("gang", plan.gang, micro_batches, 0, micro_batches)
     _check_range("slot", plan.slot, micro_batches, -1, micro_batches)
     _check_range("offload", plan.offload, micro_batches, 0, settings.offload + 1)
+    _check_range("overlap", plan.overlap, plan.ranks, 0, 2)
     passes = 2 * plan.stages * int(np.diff(plan.micro_start).max()) if plan.mode == "pipeline" else 0
     _check_range("passes", plan.passes, passes, 0, passes)
     if not_once(plan.passes) >= 0:
@@ -185,8 +190,14 @@ def rule_4_no_deadlock(plan: StepPlan) -> None:
     """The graph of passes and transfers (plan/order.py) has no cycle, and slices of a sequence run in their order.
 
     On each stage, forward passes run from its first slice to the last, and backward passes from the last to the first.
+    Only in free mode ranks reduce gradients within their last backward pass, and only where no rank waits for this pass
+    in a ring.
     """
     node_order(plan)
+    marked = plan.overlap > ends_alone(plan.gang, plan.micro_start) if plan.mode == "free" else plan.overlap > 0
+    rank = first_true(marked)
+    if rank >= 0:
+        raise PlanError(4, f"rank {rank} reduces gradients within its last backward pass, for which others wait")
     if plan.sequences < plan.slices:
         shard = first_true(out_of_order(plan))
         if shard >= 0:

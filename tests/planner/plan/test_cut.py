@@ -46,7 +46,7 @@ def seen(plan: RankPlan, columns: Ints, rank: int) -> list[tuple[object, ...]]:
     micros = [of(micro) for micro in plan.of_rank(rank)]
     assert micros == [of(plan.micro_batch(number)) for number in (micro[0] for micro in micros)]  # type: ignore[arg-type]
     of_stages = [actions(plan, rank, stage) for stage in range(plan.stages)]
-    return [*micros, *of_stages, (plan.count(rank), unsplit_share(plan))]  # type: ignore[list-item]
+    return [*micros, *of_stages, (plan.count(rank), plan.overlaps(rank), unsplit_share(plan))]  # type: ignore[list-item]
 
 
 def check(plan: StepPlan, hosts: list[list[int]], seed: int = 0) -> list[cut.Cut]:
@@ -95,6 +95,8 @@ def test_a_cut_has_nothing_of_other_ranks() -> None:
             first.count(rank)
         with pytest.raises(KeyError):
             first.of_rank(rank)
+        with pytest.raises(KeyError):
+            first.overlaps(rank)
     for micro in (-1, 3, 4, 5, 6):
         with pytest.raises(KeyError):
             first.micro_batch(micro)

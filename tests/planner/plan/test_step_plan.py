@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -45,6 +46,17 @@ def test_bytes_round_trip(mode: str) -> None:
     assert (again.planner, again.mode, again.ranks, again.capacity) == ("balanced", mode, 4, 16)
     for name, array in plan.arrays().items():
         assert np.array_equal(array, again.arrays()[name]), name
+
+
+def test_a_plan_of_an_earlier_version_has_no_overlap() -> None:
+    plan = small()
+    head = plan.to_bytes().split(b"\n")[0]
+    values, arrays = json.loads(head), plan.arrays()
+    del values["sizes"]["overlap"]
+    before = b"".join(array.tobytes() for name, array in arrays.items() if name != "overlap")
+    again = StepPlan.from_bytes(json.dumps(values).encode() + b"\n" + before)
+    assert plan.overlap.tolist() == [1, 1, 0]
+    assert again.to_bytes() == replace(plan, overlap=ints(0, 0, 0)).to_bytes()
 
 
 @pytest.mark.long

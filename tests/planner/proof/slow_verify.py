@@ -21,7 +21,7 @@ from engine.planner.planners import PLANNERS
 from engine.planner.settings import PlanSettings
 from tests.planner.executor import order_of, slices_in_order
 
-Node = tuple[str, int, int, str]  # "pass", gang, stage, direction; or "move", micro-batch, stage, direction
+Node = tuple[str, int, int, str]  # "pass", gang, stage, direction; "move", micro-batch, stage, direction; "reduction"
 
 
 @dataclass
@@ -74,6 +74,7 @@ def _well_formed(plan: StepPlan, settings: PlanSettings) -> bool:
         "gang": (micros, 0, micros - 1),
         "slot": (micros, -1, micros - 1),
         "offload": (micros, 0, settings.offload),
+        "overlap": (plan.ranks, 0, 1),
     }
     for name, (count, low, high) in bounds.items():
         if len(rows[name]) != count or any(not low <= value <= high for value in rows[name]):
@@ -248,9 +249,22 @@ def _gangs(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micro
 
 
 def _order(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micros: list[Micro]) -> bool:
-    """No chain of passes and transfers, each waiting for the one before it, returns to its start."""
+    """No chain of passes, transfers and the reduction, each waiting for the one before it, returns to its start.
+
+    All ranks enter the reduction, a marked one within its last pass. So the members of that pass's gang, which wait for
+    this rank in it, wait for the reduction. That they enter it later closes the chain.
+    """
     last = plan.stages - 1
     waits: dict[Node, set[Node]] = defaultdict(set)
+    if plan.mode != "free" and plan.overlap.any():
+        return False
+    for rank in range(plan.ranks if plan.mode == "free" else 0):
+        own = [micro for micro in micros if micro.rank == rank]
+        waits["reduction", 0, 0, ""].add(("pass", own[-1].gang, 0, "forward"))
+        if any(len(rings[sequence]) > 1 for sequence, _ in own[-1].shards):
+            waits["reduction", 0, 0, ""].add(("pass", own[-1].gang, 0, "backward"))
+            if plan.overlap[rank]:
+                waits["pass", own[-1].gang, 0, "backward"].add(("reduction", 0, 0, ""))
     for gang in {micro.gang for micro in micros}:
         waits["pass", gang, last, "backward"].add(("pass", gang, last, "forward"))
     for rank in range(plan.ranks):

@@ -54,7 +54,8 @@ def unequal_slots() -> StepPlan:
     """Lockstep mode over the free plan, in which ranks have 1, 2 and 3 micro-batches."""
     plan = good()
     counts = np.diff(plan.micro_start)
-    return replace(plan, mode="lockstep", slot=np.concatenate([np.arange(count) for count in counts]))
+    slot = np.concatenate([np.arange(count) for count in counts])
+    return replace(plan, mode="lockstep", slot=slot, overlap=ints(0, 0, 0))
 
 
 def gang_in_two_slots() -> StepPlan:
@@ -131,6 +132,7 @@ BROKEN: list[tuple[int, str, Callable[[], StepPlan]]] = [
     (0, "lengths that together exceed the limit of a step", lambda: replace(good(), lengths=np.full(4, 2**34))),
     (0, "rows that overflow", lambda: changed("shard_start", 2, -(2**63))),
     *[(0, f"short {name}", lambda name=name: shortened(name)) for name, array in good().arrays().items() if len(array)],
+    (0, "a mark that is no bit", lambda: changed("overlap", 0, 2)),
     (0, "a slice that starts before its sequence", lambda: changed("before", 1, -1)),
     (0, "a team of no rank", lambda: changed("team", 0, 0)),
     (0, "teams that do not divide their ring", lambda: changed("team", 0, 3)),
@@ -148,6 +150,8 @@ BROKEN: list[tuple[int, str, Callable[[], StepPlan]]] = [
     (3, "two micro-batches of a rank in a gang", two_in_a_gang),
     (4, "two ranks that wait for each other", crossed_passes),
     (4, "three ranks that wait in a circle", lambda: cycle(3)),
+    (4, "a reduction within a ring", lambda: changed("overlap", 1, 1)),
+    (4, "a reduction within a slot", lambda: slots("overlap", 0, 1)),
     (5, "a slot in free mode", lambda: changed("slot", 1, 0)),
     (5, "unequal numbers of slots", unequal_slots),
     (5, "slots out of order", lambda: slots("slot", 0, 1)),

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 
 from engine.errors import PlanError
+from engine.planner.make import plan_step
 from engine.planner.plan import loads
 from engine.planner.plan.emit import emit
 from engine.planner.plan.modes import lockstep
 from engine.planner.plan.order import one_f_one_b
 from engine.planner.plan.step_plan import StepPlan
+from engine.planner.planners import PLANNERS
 from engine.planner.proof.verify import verify
 from engine.planner.settings import PlanSettings
 from engine.units import Ints
@@ -49,7 +51,8 @@ def shuffled(plan: StepPlan, rng: np.random.Generator) -> StepPlan:
     mixed = by_hand(plan.lengths.tolist(), rings, micros, plan.capacity)
     if rng.random() < 0.3:
         mixed = replace(mixed, gang=rng.permutation(int(mixed.gang.max()) + 1)[mixed.gang])
-    return mixed
+    # The marks of the plan before, as if only the order were wrong, or any marks.
+    return replace(mixed, overlap=plan.overlap if rng.random() < 0.7 else rng.integers(0, 2, plan.ranks))
 
 
 @pytest.mark.long
@@ -68,9 +71,65 @@ def test_every_plan_that_hangs_is_refused(plans: int) -> None:
             rules.add(error.rule)
         finished = finishes(plan)
         assert finished or not accepted, f"seed {seed}: an accepted plan does not finish"
+        assert not accepted or finishes(plan, blocking=False), f"seed {seed}: nor where reductions wait for nothing"
         seen[accepted, finished] += 1
-    assert min(seen[True, True], seen[False, False]) > plans // 5, seen
+    assert min(seen[True, True], seen[False, False]) > plans // 6, seen
     assert {4, 6} <= rules
+
+
+def planned(rng: np.random.Generator) -> tuple[StepPlan, PlanSettings]:
+    """Make a step of a random planner, world and capacity, with long sequences or without."""
+    ranks, capacity = int(rng.integers(1, 9)), int(rng.integers(4, 33))
+    asked = settings(str(rng.choice([*PLANNERS])), ranks, capacity, max_peers=8)
+    longest = ranks * capacity if rng.random() < 0.7 else capacity
+    lengths = 1 + (longest * rng.random(int(rng.integers(1, 25))) ** 3).astype(np.int64)
+    return plan_step(np.minimum(lengths, asked.context), asked), asked
+
+
+def ending_with_a_ring(plan: StepPlan, rng: np.random.Generator) -> StepPlan | None:
+    """The plan in which a marked rank runs its last ring last and keeps its mark; None if no marked rank has a ring."""
+    rows = [list(plan.of_rank(rank)) for rank in range(plan.ranks)]
+    rings = [[micro for micro in row if any(shard.degree > 1 for shard in micro.shards)] for row in rows]
+    chosen = [rank for rank in range(plan.ranks) if plan.overlaps(rank) and rings[rank]]
+    if not chosen:
+        return None
+    rank = int(rng.choice(chosen))
+    rows[rank].remove(rings[rank][-1])
+    rows[rank].append(rings[rank][-1])
+    micros = [[[shard.sequence for shard in micro.shards] for micro in row] for row in rows]
+    mixed = by_hand(plan.lengths.tolist(), [plan.ring(at) for at in range(plan.slices)], micros, plan.capacity)
+    return replace(mixed, overlap=plan.overlap)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plans", [400, pytest.param(2400, marks=pytest.mark.slow)])
+def test_no_plan_hangs_in_reductions_and_one_whose_marks_are_wrong_does(plans: int) -> None:
+    """Those with a wrong mark, or with a ring after the micro-batch that must be last, are refused, whether the ranks
+    of the ring happen to meet in the reductions or not."""
+    seen: Counter[str] = Counter()
+    for seed in range(plans):
+        rng = np.random.default_rng(seed)
+        plan, asked = planned(rng)
+        assert finishes(plan) and finishes(plan, blocking=False), f"seed {seed}"
+        last = [[*plan.of_rank(rank)][-1] for rank in range(plan.ranks)]
+        unsplit = [all(shard.degree == 1 for shard in micro.shards) for micro in last]
+        assert plan.overlap.tolist() == [int(one) for one in unsplit], f"seed {seed}"
+        seen["all marked" if all(unsplit) else "some marked" if any(unsplit) else "none marked"] += 1
+        broken_plans = {"order": ending_with_a_ring(plan, rng)}
+        if not all(unsplit):
+            wrong = plan.overlap.copy()
+            wrong[int(rng.choice(np.flatnonzero(plan.overlap == 0)))] = 1
+            broken_plans["mark"] = replace(plan, overlap=wrong)
+        for kind, wrong_plan in broken_plans.items():
+            if wrong_plan is None:
+                continue
+            with pytest.raises(PlanError) as caught:
+                verify(wrong_plan, asked)
+            assert caught.value.rule == 4, f"seed {seed}: {kind}"
+            seen[f"{kind} hangs" if not finishes(wrong_plan) else f"{kind} is refused"] += 1
+    print(dict(seen))
+    kinds = ("all marked", "some marked", "none marked", "order hangs", "mark hangs")
+    assert min(seen[kind] for kind in kinds) > plans // 40, seen
 
 
 @pytest.mark.long
@@ -120,7 +179,7 @@ def meaning(plan: StepPlan) -> object:
     """Return all that a plan makes ranks do: everything except the numbers of gangs."""
     ranks = [[replace(micro, gang=0) for micro in plan.of_rank(rank)] for rank in range(plan.ranks)]
     members = [frozenset(np.flatnonzero(plan.gang == gang).tolist()) for gang in plan.gang.tolist()]
-    return plan.mode, plan.stages, plan.ranks, plan.capacity, ranks, members
+    return plan.mode, plan.stages, plan.ranks, plan.capacity, ranks, members, plan.overlap.tolist()
 
 
 def changed(array: Ints, kind: str, rng: np.random.Generator) -> np.ndarray:
