@@ -343,7 +343,7 @@ def idle_part(some: Any) -> Any:
 
 def simulated_s(plan: StepPlan, settings: PlanSettings) -> float:
     """Return the simulated seconds of a step."""
-    return settings.costs.seconds(simulate(plan, settings).makespan + settings.costs.step)
+    return settings.costs.seconds(simulate(plan, settings).step_ns(settings.costs))
 
 
 def report(made: dict[str, StepPlan], settings: PlanSettings, measured: dict[str, float]) -> Iterator[driver.Row]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from engine.cluster.cluster import Cluster
+from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.cost import activations, calibration, flops
 from engine.cost.activations import Instant
@@ -73,6 +74,10 @@ class Costs:
     result_bytes: int = 0  # output of a token in all layers, or the gradient of its queries, sent once
     team_bytes: int = 0  # per token of the other members of a team: queries and results of one layer
     later_stages: tuple[Costs, ...] = ()  # the other stages of a pipeline: only their layers and bytes differ
+    reduction: int = 0  # ns of `step` in which ZeRO-1 reduces gradients, if it may do so within a last backward pass
+    bucket: float = (
+        1.0  # part of the gradients that is reduced at once, and complete at the end of a backward pass only
+    )
     work_shares: tuple[float, ...] = (1.0,)  # of the model's work that a device of each stage does (stages.py)
 
     @classmethod
@@ -89,6 +94,7 @@ class Costs:
         devices = tp * config.parallel.pp
         sent, reduce_rate = collectives(config, hdp.ranks), _reduce_rate(config, rates, hdp)
         hooks = model.layers * rates.gather_s if config.zero.stage == 3 else 0.0
+        reduction = sent.step / reduce_rate
         costs = cls(
             source=f"{rates.device} ({rates.source})",
             parameters=parameters(model),
@@ -102,7 +108,11 @@ class Costs:
             # waits for its own. Gradients are reduced when no layer computes (`overlap_comm` in zero/settings.py).
             slot=round(NS * ((2 * sent.layer + sent.reduction) / reduce_rate + hooks)),
             gathers=_nanoseconds(sent.forward - sent.layer, sent.backward - sent.layer, reduce_rate),
-            step=round(NS * (rates.step_s + sent.step / reduce_rate + _update_seconds(config, rates, hdp))),
+            step=round(NS * (rates.step_s + reduction + _update_seconds(config, rates, hdp))),
+            # CPUs and pipelines reduce after the last pass (Note: [reductions and rings] in docs/design.md). The
+            # gradient of the embedding comes last, and is a bucket if it is larger than one.
+            reduction=round(NS * reduction) if uses_gpus(config) and config.parallel.pp == 1 else 0,
+            bucket=min(1.0, max(BUCKET * tp, model.vocab * model.hidden) / parameters(model)),
             forward_hop_bytes=kv_elements * b,
             backward_hop_bytes=kv_elements * w,
             query_bytes=model.layers * model.heads * model.head_dim * b,
@@ -129,6 +139,11 @@ class Costs:
     def shares(self) -> Floats:
         """`work_shares` as an array, [n]."""
         return np.array(self.work_shares)
+
+    @property
+    def most_hidden(self) -> float:
+        """The most of `reduction` that backward passes hide, in ns: all but a bucket."""
+        return (1 - self.bucket) * self.reduction
 
     @property
     def fixed(self) -> int:

@@ -55,7 +55,7 @@ def simulated_steps(plans: Iterable[StepPlan], settings: PlanSettings) -> list[T
     found = list[Timed]()
     for number, plan in enumerate(plans, start=1):
         line, ranks = simulate(plan, settings), shown_ranks(plan.ranks, MOST_RANKS)
-        step_s = settings.costs.seconds(line.makespan + settings.costs.step)
+        step_s = settings.costs.seconds(line.step_ns(settings.costs))
         found.append(Timed(number, plan, simulated_spans(plan, settings, line, ranks), step_s))
     return found
 

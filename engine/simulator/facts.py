@@ -62,7 +62,7 @@ def outcome(plan: StepPlan, settings: PlanSettings, timeline: Timeline) -> Facts
     `largest_micro_batch` are those of `facts`.
     """
     costs = settings.costs
-    step = timeline.makespan + costs.step
+    step = timeline.step_ns(costs)
     inside, between = ring_bytes(plan, settings)
     tokens = int(plan.lengths.sum())
     devices = plan.ranks * costs.devices
@@ -73,7 +73,7 @@ def outcome(plan: StepPlan, settings: PlanSettings, timeline: Timeline) -> Facts
         "tokens_per_s": tokens / costs.seconds(step),
         "compute_s": costs.seconds(timeline.compute),
         "exposed_comm_s": costs.seconds(timeline.exposed),
-        "bubble": max(0.0, 1 - (timeline.compute + timeline.exposed + costs.step) / step),
+        "bubble": max(0.0, (timeline.makespan - timeline.compute - timeline.exposed) / step),
         "balance": useful(plan.sequence_lengths, settings) / timeline.makespan,
         "mfu": costs.flops(plan.sequence_lengths) / (devices * costs.peak_flops_per_s * costs.seconds(step)),
         "ring_bytes_in_nodes": inside,

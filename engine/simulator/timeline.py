@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.cost.model import Costs
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.planner.time.durations import gang_times
@@ -30,18 +31,23 @@ class Timeline:
     makespan: int  # ns until the last rank has finished its micro-batches
     compute: float  # ns of computing, mean over ranks and their stages
     exposed: float  # ns of only waiting for transfers, mean over the same
+    hidden: float  # ns of the reduction of gradients behind last backward passes
+
+    def step_ns(self, costs: Costs) -> float:
+        """The time of the whole step, with the rest of the reduction and the update."""
+        return self.makespan - self.hidden + costs.step
 
 
 def simulate(plan: StepPlan, settings: PlanSettings) -> Timeline:
     """Compute when each micro-batch of a verified plan runs on modelled ranks."""
     gangs = gang_times(plan, settings.costs, settings.cluster)
-    start, stop, makespan = timing(plan, gangs, settings.costs)
+    start, stop, makespan, hidden = timing(plan, gangs, settings.costs)
     devices = plan.ranks * plan.stages  # each stage computes its part of the layers
     exposed = float(gangs.exposed[plan.gang].sum()) / devices
     compute = float(gangs.compute.sum()) / devices
     whole_start, whole_stop = (np.rint(times).astype(np.int64) for times in (start, stop))
     micro = np.arange(plan.micro_batches)
-    return Timeline(plan.micro_rank, whole_start, whole_stop, micro, round(makespan), compute, exposed)
+    return Timeline(plan.micro_rank, whole_start, whole_stop, micro, round(makespan), compute, exposed, hidden)
 
 
 def balance(plan: StepPlan, settings: PlanSettings) -> float:

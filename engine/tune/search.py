@@ -220,7 +220,7 @@ class Search:
             return None
         settings, costs = job.settings, job.costs
         bound = PLANNERS[settings.planner].bound
-        bounds = [costs.seconds(bound(lengths, settings) + costs.step) for lengths in self.steps]
+        bounds = [costs.seconds(bound(lengths, settings) + costs.step - costs.most_hidden) for lengths in self.steps]
         return Candidate(changes, job, sum(bounds) / len(bounds))
 
     def trial(self, candidate: Candidate) -> Trial | None:

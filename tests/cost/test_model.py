@@ -332,6 +332,15 @@ def test_a_step_reduces_gradients_and_updates_weights(nodes: int, tp: int) -> No
     travel = costs.parameters / tp * 6 * (ranks - 1) / ranks / (8 / tp * sheet.network_bytes_per_s)
     update = costs.parameters / tp / ranks * (2 * 12 + 2) / sheet.memory_bytes_per_s
     assert costs.step == round(1e9 * (sheet.step_s + travel + update / math.ceil(costs.parameters / tp / 2**26)))
+    assert costs.reduction == round(1e9 * travel * 4 / 6)
+    assert costs.bucket == pytest.approx(max(2**26 * tp, 32000 * 4096) / costs.parameters), "the embedding is the last"
+    assert costs.most_hidden == pytest.approx((1 - costs.bucket) * costs.reduction)
+
+
+@pytest.mark.parametrize("overrides", [("zero.stage=2",), ("parallel.pp=2",), ("cluster=local", "context=8K")])
+def test_others_reduce_within_no_backward_pass(overrides: tuple[str, ...]) -> None:
+    """Stages 2 and 3 reduce in each slot, pipelines and CPUs after the last pass."""
+    assert of(*overrides).most_hidden == 0
 
 
 def test_an_update_slower_than_the_gather_hides_it() -> None:

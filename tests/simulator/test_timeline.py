@@ -12,6 +12,7 @@ from engine.planner.plan.emit import emit
 from engine.planner.plan.loads import micro_tokens
 from engine.planner.planners import PLANNERS
 from engine.planner.settings import PlanSettings
+from engine.planner.time.durations import gang_times
 from engine.simulator.timeline import balance, simulate, useful
 from tests.planner.samples import COSTS, ints, lengths, settings
 from tests.simulator.reference import slow_simulate
@@ -44,6 +45,37 @@ def test_times_are_those_of_the_slow_simulator(world: World) -> None:
     assert (line.compute, line.exposed) == pytest.approx(
         (slow.compute / ranks, slow.exposed / ranks), rel=1e-9, abs=1e-6
     )
+
+
+@pytest.mark.parametrize(("reduction", "hidden"), [(0, 0), (20, 15), (100, 31.5)])
+def test_a_reduction_hides_behind_the_last_backward_passes_except_for_a_bucket(reduction: int, hidden: float) -> None:
+    """In four buckets. Rank 0 finishes last, at 60 ns, and has its first bucket at 60 - 3 / 4 x 42."""
+    asked = replace(of(2), costs=replace(FREE.costs, step=reduction + 7, reduction=reduction, bucket=0.25))
+    plan = emit("by hand", "free", 2, 99, ints(6, 3), [[(0, (0,))], [(1, (1,))]])
+    line = simulate(plan, asked)
+    assert (line.makespan, line.hidden) == (60, hidden)
+    assert line.step_ns(asked.costs) == 60 + reduction + 7 - hidden
+    unmarked = replace(plan, overlap=ints(0, 1))
+    assert simulate(unmarked, asked).hidden == 0, "rank 0 has its gradients at its end"
+
+
+@given(worlds, st.integers(1, 9), st.floats(0.01, 3))
+def test_a_reduction_ends_as_if_each_bucket_were_simulated(world: World, buckets: int, share: float) -> None:
+    plan, asked = world
+    reduction = round(share * simulate(plan, asked).makespan)
+    asked = replace(asked, costs=replace(asked.costs, reduction=reduction, bucket=1 / buckets))
+    line = simulate(plan, asked)
+    if plan.mode != "free":
+        assert line.hidden == 0
+        return
+    backward, end = gang_times(plan, asked.costs, asked.cluster).backward, 0.0
+    for bucket in range(1, buckets + 1):
+        for rank in range(plan.ranks):
+            last = plan.micro_start[rank + 1] - 1
+            left = (1 - bucket / buckets) * backward[plan.gang[last]]  # of the pass
+            end = max(end, line.stop[last] - (left if plan.overlaps(rank) else 0))
+        end += reduction / buckets
+    assert line.makespan + reduction - line.hidden == pytest.approx(end, abs=2)
 
 
 @given(worlds)

@@ -111,9 +111,9 @@ class StepPlanner:
         ended = self.steps.ended(after)  # may open the next window, so before `unusable` is taken
         unusable, self.steps.unusable = self.steps.unusable, []
         dropped, self.steps.dropped = self.steps.dropped, {}
-        makespan = simulate(plan, self.settings).makespan
-        balance = useful(plan.sequence_lengths, self.settings) / makespan
-        step_s = self.settings.costs.seconds(makespan + self.settings.costs.step)
+        line, costs = simulate(plan, self.settings), self.settings.costs
+        balance = useful(plan.sequence_lengths, self.settings) / line.makespan
+        step_s = costs.seconds(line.step_ns(costs))
         flops = self.settings.costs.flops(plan.sequence_lengths)
         packed = self._packed()
         if self._scaler is not None:

@@ -5,7 +5,17 @@ have finished their earlier gangs; in lockstep mode a slot starts when all ranks
 pipeline of n stages each pass of a gang runs on a stage as early as the order of passes and transfers allows
 (order.py). A stage takes its share of a gang's time (`Costs.shares`). The transfers of activations between stages are
 small: they take no time, but each waits for the earlier ones of its two devices.
-Letters: G gangs, M micro-batches.
+
+Ranks that the plan marks reduce gradients within their last backward pass. A bucket is reduced once all ranks have its
+gradients, which come evenly over a pass; the last bucket is complete when the last rank finishes. Reductions are taken
+to slow no computation down.
+
+```
+ rank 0   |        backward      |
+ rank 1           | backward |            it has its first bucket last
+ reduction          |==========|==|       hidden | exposed, at least the last bucket
+```
+Letters: G gangs, M micro-batches, P ranks.
 """
 
 from __future__ import annotations
@@ -30,6 +40,13 @@ class Timing(NamedTuple):
     start: Floats  # [M]
     stop: Floats  # [M]
     makespan: float
+    hidden: float = 0.0  # of the reduction of gradients, behind last backward passes
+
+
+def reduced(plan: StepPlan, settings: PlanSettings) -> float:
+    """Return the time at which a plan's gradients are reduced, in ns. Candidates of free mode are compared by it."""
+    timed = timing(plan, gang_times(plan, settings.costs, settings.cluster), settings.costs)
+    return timed.makespan + settings.costs.reduction - timed.hidden
 
 
 def makespan(plan: StepPlan, settings: PlanSettings) -> float:
@@ -47,7 +64,11 @@ def timing(plan: StepPlan, gangs: Gangs, costs: Costs) -> Timing:
     if plan.mode == "free":
         first, members = grouped(plan.gang, plan.gangs)
         start, stop = _free(gang_order(plan), first, members, plan.micro_rank, gangs.forward + gangs.backward)
-        return Timing(start, stop, float(stop.max()))
+        last = plan.micro_start[1:] - 1
+        passes = plan.overlap * gangs.backward[plan.gang[last]]
+        first_bucket = float((stop[last] - (1 - costs.bucket) * passes).max())  # the last rank has it
+        finished = float(stop.max())
+        return Timing(start, stop, finished, min(finished - first_bucket, costs.most_hidden))
     stages = plan.stages
     if len(costs.stages) != stages:
         raise ValueError(f"the costs are those of {len(costs.stages)} stages, and the plan has {stages}")
