@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -80,3 +82,25 @@ def test_an_error_of_cuda_is_a_failed_gpu_only_if_it_says_so(case: str, monkeypa
     other = nccl.ERRORS[case]._replace(hardware=not nccl.ERRORS[case].hardware)
     monkeypatch.setitem(nccl.ERRORS, case, other)
     assert not nccl._failing(case, dry_run=True)["holds"]
+
+
+def test_sections_run_at_once_and_their_rows_come_as_they_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time on a GPU is short: rows that are not written when it ends are lost."""
+    second, seen = Event(), Event()
+
+    def waits(folder: Path, dry_run: bool) -> Iterator[nccl.Row]:
+        yield {"case": 1}
+        assert second.wait(60) and folder.exists()
+        yield {"case": 3}
+
+    def other(folder: Path, dry_run: bool) -> Iterator[nccl.Row]:
+        assert seen.wait(60)
+        yield {"case": 2}
+        second.set()
+
+    monkeypatch.setattr(nccl, "SECTIONS", {"a": waits, "b": other})
+    rows = []
+    for row in nccl.rows_of(["a", "b"], dry_run=False):
+        rows.append((row["section"], row["case"]))
+        seen.set()
+    assert rows == [("a", 1), ("b", 2), ("a", 3)]
