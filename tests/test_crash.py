@@ -23,6 +23,7 @@ from torch import Tensor
 from engine.control.chaos import Fault
 from engine.run.checkpoints import newest_first, read
 from tests.faults import Launcher, command, documents, ledger, losses, ranks_of, train_unharmed
+from tests.zero.saving import states_of
 
 pytestmark = pytest.mark.world
 
@@ -91,8 +92,9 @@ def learned(out: Path) -> tuple[list[tuple[float, ...]], dict[str, Tensor]]:
             for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
                 add(f"{place} {key}", inner)
 
-    for file in (newest_first(out / "checkpoints")[0] / "zero").iterdir():
-        add(file.name, torch.load(file, weights_only=False))
+    folder = newest_first(out / "checkpoints")[0]
+    for rank in range(read(folder).ranks):
+        add(f"rank {rank}", states_of(folder, rank))
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [(line["loss"], line["grad_norm"]) for line in lines], found
 

@@ -58,12 +58,17 @@ def save_taken(taken: Snapshot, folder: Path, mesh: Mesh | None = None) -> list[
     return ranges
 
 
+def states_of(folder: Path, rank: int) -> dict[str, Any]:
+    """Return the states of a rank, of any classes, by the names of DeepSpeed's files."""
+    name, start, stop = Parts(folder).of(rank)
+    return read(folder / name, start, stop, lambda file: torch.load(file, weights_only=False))
+
+
 def change_part(folder: Path, rank: int, change: Callable[[dict[str, Any]], Any]) -> Path:
     """Let `change` change the states of a rank, in a checkpoint with its hashes. Returns the file that has them."""
     parts, of_ranks, files = Parts(folder), [], defaultdict[str, bytes](bytes)
     for one in range(parts.state.ranks):
-        name, start, stop = parts.of(one)
-        states = read(folder / name, start, stop, lambda file: torch.load(file, weights_only=False))
+        name, states = parts.of(one).file, states_of(folder, one)
         if one == rank:
             change(states)
         begin = len(files[name])
