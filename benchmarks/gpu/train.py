@@ -1,11 +1,13 @@
 """Training on one GPU: tokens per second and MFU of a 1B and an 8B-shaped model through ZeRO.
 
-`python benchmarks/gpu/train.py [--json FILE] [--only cases|missing|plan|trace]` runs in bf16, as the trainer does:
+`python benchmarks/gpu/train.py [--json FILE] [--only SECTION]` runs in bf16, as the trainer does:
 
     cases  micro-batches of one sequence, forward and backward; medians after a warm-up. The 8B-shaped model has fewer
            layers, so that its states fit on one GPU. cuDNN serves all calls; a second row has the rate of PyTorch's
            varlen kernel, which training uses for shapes that come too seldom for a plan of cuDNN
     missing  those of `cases` that no GPU has run yet
+    apart  those of `cases` with 8K tokens, where gradients of weights are added to fp32 apart from their product
+    fp8    those of `cases` with 8K tokens, with linear layers in FP8
     plan   steps of lengths like GitHub's (`plans.py`), each run twice: `new_s` is the time of the first run, in which
            most shapes are new, `seen_s` that of the second. The first row has the kernel that training selects. There
            are others for flash-attn 3 and 4 and for cuDNN with the varlen kernel, where they work, on the same steps
@@ -25,6 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -43,6 +46,7 @@ from engine.cost.datasheets import sheet_peak
 from engine.dtypes import DTYPES
 from engine.hardware.timing import Stopwatch
 from engine.job import Job
+from engine.models.common import product
 from engine.parallel.groups import Groups
 from engine.planner.plan.step_plan import MicroBatch
 from engine.trainer.model import kernel_of
@@ -68,7 +72,9 @@ TRACES: tuple[Case, ...] = (
     ("llama3-8b", 8192, "none", _8B),
     ("1b", 65536, "layer_keep_attention", ()),
 )
+SHORT = tuple(case for case in CASES if case[1] == 8192)
 TINY: tuple[Case, ...] = (("tiny", 64, "none", ()),)
+ON_REQUEST = ("missing", "apart", "fp8")  # sections that run only alone
 CLUSTER, VOCAB = "h200x8", 32768
 WARM_UPS = 3  # before a trace
 REPEATS, MOST_S = 8, 8.0  # of a case: fewer repeats if they take longer
@@ -89,7 +95,7 @@ def main() -> None:
     options = on_gpu.parse_options(__doc__, tuple(SECTIONS))
     device = on_gpu.device_of(options)
     rows: list[Row] = []
-    for section in [options.only] if options.only else [name for name in SECTIONS if name != "missing"]:
+    for section in [options.only] if options.only else [name for name in SECTIONS if name not in ON_REQUEST]:
         measure, cases, shown = SECTIONS[section]
         for case in TINY if options.dry_run else cases:
             named = {"section": section} | dict(zip(NAMES, case, strict=False))
@@ -128,6 +134,12 @@ def measure(config: Config, groups: Groups) -> Row:
     if found["kernel"] == "cudnn":
         found["others"] = [speed_of_varlen(rank)]
     return found
+
+
+def measure_apart(config: Config, groups: Groups) -> Row:
+    """Measure the same as `measure`, if products do not add the gradients of weights."""
+    with patch.object(product, "adds", lambda device: False):
+        return measure(config, groups)
 
 
 def speed(rank: OneRank) -> Row:
@@ -259,6 +271,8 @@ _SPEED = f"{_CASE} {{kernel}} | {{tokens_per_s:,.0f}} tokens/s | MFU {{mfu:.3f}}
 SECTIONS: dict[str, tuple[Callable[[Config, Groups], Row], tuple[Case, ...], str]] = {
     "cases": (measure, CASES, _SPEED),
     "missing": (measure, MISSING, _SPEED),
+    "apart": (measure_apart, SHORT, _SPEED),
+    "fp8": (measure, tuple((*case[:3], (*case[3], "linear_dtype=fp8")) for case in SHORT), _SPEED),
     "plan": (
         planned,
         PLANS,

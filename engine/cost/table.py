@@ -49,6 +49,8 @@ LETTERS = {
     "stage, on_host, weights_on_host, recompute, tile": "zero.stage, optimizer.on_host, zero.weights_on_host, "
     "recompute, mlp_tile",
     "fp8": "whether linear_dtype is fp8",
+    "added": "products of linear layers add the gradients of their weights to those of the step: on GPUs, in stages 1 "
+    "and 2, without FP8",
     "cpu": "the devices are processes on CPUs: allocated memory is resident only once it has been written",
     "pinned(x)": "next power of two, as PyTorch allocates pinned memory; for the sum of many tensors, at most 2 * x",
 }
@@ -165,7 +167,7 @@ ROWS = (
     Row(LAYER, "activations", "recomputed SwiGLU and its gradients", "F + 3 * b * k * f", "tile",
         "engine/models/common/tiles.py", TILE),
     Row(LAYER, "activations", "gradients of SwiGLU's weights: from one tile, and summed over tiles",
-        "3 * (b + w) * E", "tile", "engine/models/common/tiles.py"),
+        "3 * (b + w) * E", "tile and not (added and e == 1)", "engine/models/common/tiles.py"),
     Row(LAYER, "activations", "a matrix in FP8, and its transpose", "2 * h * (max(q, f) if e == 1 else q)", "fp8",
         _FP8),
     Row(LAYER, "activations", "the same in fp32, before it is rounded", "w * h * (max(q, f) if e == 1 else q)",
@@ -296,6 +298,7 @@ def letters(
         "weights_on_host": config.zero.weights_on_host,
         "tied": model.tied,
         "fp8": config.linear_dtype == "fp8",
+        "added": uses_gpus(config) and zero < 3 and config.linear_dtype != "fp8",
         "cpu": not uses_gpus(config),
         "pinned": pinned,
     }

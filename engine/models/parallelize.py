@@ -6,7 +6,6 @@ callers pass an `engine.attention.context.AttentionContext` to a model's `forwar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,8 +13,9 @@ from torch import Tensor
 
 from engine.config.schema import Config
 from engine.dtypes import DTYPES
-from engine.models.common import fp8
+from engine.models.common import fp8, product
 from engine.models.common.attention import Attention, PackedAttention
+from engine.models.common.op import Op
 from engine.models.common.rope import Rotation
 from engine.models.common.skip_init import Linear
 from engine.models.common.swiglu import FeedForward
@@ -65,9 +65,9 @@ def parallelize(
         arithmetic = fp8.Arithmetic(fp8.choose(device))
         if is_fused(config.model, device, DTYPES[config.dtype], config.compile):
             arithmetic = arithmetic.compiled(compiled_function)
-        product = fp8.product(arithmetic)
-        for linear in linears(model):
-            linear.product = product
+        multiply_with(model, fp8.product(arithmetic))
+    elif config.zero.stage < 3 and product.adds(device):
+        multiply_with(model, product.ADDED)
     # Tensor and expert parallelism come last, because they communicate around the operations that the modules have by
     # then.
     if tensor is not None:
@@ -76,8 +76,10 @@ def parallelize(
         experts.apply(model)
 
 
-def linears(model: Decoder) -> Iterator[Linear]:
-    """Yield the linear layers of attention and of SwiGLU. Routers and the head are others: they need their digits."""
+def multiply_with(model: Decoder, op: Op) -> None:
+    """Set the product of the linear layers of attention and SwiGLU. Those of routers and the head need their digits."""
     for module in model.modules():
         if isinstance(module, (Attention, FeedForward)):
-            yield from (child for child in module.children() if isinstance(child, Linear))
+            for child in module.children():
+                if isinstance(child, Linear):
+                    child.product = op

@@ -229,7 +229,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, enter: Any, product: Op) -> Tensor:
         out, *kept = product.forward(x, weight)
-        ctx.save_for_backward(weight, *kept)
+        ctx.weight = weight if 1 in product.referenced else None
+        ctx.save_for_backward(*([weight] if ctx.weight is None else []), *kept)
         ctx.enter, ctx.product = enter, product
         enter.products += 1
         return out
@@ -237,7 +238,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        (weight, *kept), enter = ctx.saved_tensors, ctx.enter
+        enter = ctx.enter
+        weight, *kept = ctx.saved_tensors if ctx.weight is None else (ctx.weight, *ctx.saved_tensors)
         if enter.gathered is None:
             enter.gathered = enter.tensor.gather(*enter.saved_tensors)[: enter.tokens]
         inputs = enter.gathered, weight

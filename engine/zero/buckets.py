@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from engine.dtypes import wider
+from engine.models.common.product import add_product
 from engine.zero.transfers import shard_of
 
 _ALIGN = 8  # elements; each shard begins at a multiple, so that kernels read whole vectors
@@ -68,10 +69,16 @@ class Bucket:
         parameter, start = self.parameters[number], self.starts[number]
         return self.gradients[start : start + parameter.numel()].view(parameter.shape)
 
+    def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
+        """Add left [O,T] @ right [T,I] to the gradient of a parameter [O,I]."""
+        add_product(self.view(number), left, right, fresh=number in self.missing)
+        self.missing.discard(number)
+
     def add(self, number: int) -> None:
-        """Add the gradient that autograd has computed for a parameter, and free it."""
+        """Add the gradient that autograd has computed for a parameter, and free it. None if products have added it."""
         parameter = self.parameters[number]
-        assert parameter.grad is not None
+        if parameter.grad is None:
+            return
         if number in self.missing:  # written instead of added, so that nothing zeroes the gradients
             self.missing.discard(number)
             self.view(number).copy_(parameter.grad)

@@ -2,7 +2,7 @@
 
 | in a step | what happens, bucket by bucket (buckets.py) |
 |---|---|
-| backward passes | a hook adds each new gradient to the gradients of its bucket, and frees it |
+| backward passes | products add gradients of weights to those of their bucket; a hook adds all others, and frees them |
 | reduction | reduce-scatter into the rank's shard; the squares of a shard are summed while the next bucket travels |
 | norm | one sum over all ranks, which the host reads once |
 | update | the optimizer updates a shard while the weights of the bucket before are gathered |
@@ -26,6 +26,7 @@ from deepspeed.runtime.base_optimizer import ZeROOptimizer
 from torch import Tensor, nn
 
 from engine.control import progress
+from engine.models.common import product
 from engine.offload.pinned import allocate
 from engine.zero.buckets import Bucket, divide
 from engine.zero.transfers import gather, reduce_scatter
@@ -81,6 +82,8 @@ class ShardedOptimizer(ZeROOptimizer):
             optimizer.param_groups.append({**groups[number], "params": [bucket.master]})
             for at, parameter in enumerate(parameters):
                 parameter.register_post_accumulate_grad_hook(partial(self._add, bucket, at))
+                if product.adds(self.device):
+                    parameter.add_product = partial(bucket.add_product, at)  # type: ignore[attr-defined]
                 if not each_pass:
                     parameter.main_grad = bucket.view(at)  # type: ignore[attr-defined]
         self._counted = [
@@ -126,7 +129,11 @@ class ShardedOptimizer(ZeROOptimizer):
     # The reduction.
 
     def _add(self, bucket: Bucket, number: int, parameter: nn.Parameter) -> None:
-        """A hook: add the gradient of a parameter, and reduce the buckets that are complete, in their order."""
+        """A hook: add the gradient of a parameter, and reduce the buckets that are complete, in their order.
+
+        PyTorch calls it once in a backward pass, after the last use of the parameter, also if products have added all
+        of its gradient and none is left (seen in 2.13). Without that call its bucket would only be reduced later.
+        """
         bucket.add(number)
         if self._reducing:
             assert bucket.pending, "a gradient after the reduction of its bucket"

@@ -183,11 +183,14 @@ def one(lengths: list[int], config: Config) -> Found:
 
 
 def copied_bytes(config: Config) -> int:
-    """Counted by hand: the loss's copy of the head in fp32; in stage 3 gloo's of gathered weights and a bucket."""
+    """Counted by hand: the loss's copy of the head in fp32; gradients of tiles; in stage 3 gloo's of gathered
+    weights and a bucket."""
     values = letters(config)
     head = values["w"] * values["H"] if values["b"] < values["w"] else 0
     if config.zero.stage < 3:
-        return int(head)
+        # On a CPU products do not add the gradients of weights.
+        apart = 3 * (values["b"] + values["w"]) * values["E"] if config.mlp_tile and values["e"] == 1 else 0
+        return int(head + apart)
     return int(head + values["b"] * max(values["Y"], values["H"]) + values["w"] * values["B"])
 
 

@@ -22,6 +22,7 @@ from engine.cost.activations import loss_chunk
 from engine.data.inputs import IGNORE
 from engine.dtypes import wider
 from engine.models.common.part import Enter, as_it_is
+from engine.models.common.product import add_product
 from engine.models.common.skip_init import Linear
 from engine.selection import Candidate, Selected, select
 
@@ -207,8 +208,5 @@ def _add_chunk(
         dx, dweight = gradients
         dlogits = dlogits.to(x.dtype)
         dx.copy_(dlogits @ weight)
-        if x.dtype == wide:
-            dweight.addmm_(dlogits.T, x)
-        else:
-            torch.addmm(dweight, dlogits.T, x, out_dtype=wide, out=dweight)
+        add_product(dweight, dlogits.T, x)
     return loss

@@ -21,6 +21,9 @@ class Op:
     `forward(*inputs)` returns the output, followed by additional tensors to save. `backward(dout, *saved)` returns the
     gradient of each input (None for inputs that need none). `saved` are the inputs at the indices `keeps`, followed by
     the additional tensors.
+
+    Inputs at the indices `referenced`, of those in `keeps`, reach `backward` as they are. Hooks on saved tensors, of
+    recompute and offload, replace all others by tensors that are not the parameters themselves.
     """
 
     forward: Callable[..., tuple[Tensor, ...]]
@@ -29,6 +32,7 @@ class Op:
     # PyTorch's own function with the same output, gradients and saved tensors: it takes less time on the host. If it is
     # set, it runs instead of the two functions, so it belongs to these two only: `around` leaves it out.
     native: Callable[..., Tensor] | None = None
+    referenced: tuple[int, ...] = ()
 
     def __call__(self, *inputs: Any) -> Tensor:
         """Compute the output, and record the gradient for autograd."""
@@ -49,11 +53,13 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: Op, *inputs: Any) -> Tensor:
         out, *kept = op.forward(*inputs)
-        ctx.op = op
-        ctx.save_for_backward(*(inputs[number] for number in op.keeps), *kept)
+        ctx.op, ctx.held = op, {number: inputs[number] for number in op.referenced}
+        ctx.save_for_backward(*(inputs[number] for number in op.keeps if number not in ctx.held), *kept)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.op.backward(*gradient, *ctx.saved_tensors)
+        saved = iter(ctx.saved_tensors)
+        inputs = [ctx.held[number] if number in ctx.held else next(saved) for number in ctx.op.keeps]
+        return None, *ctx.op.backward(*gradient, *inputs, *saved)

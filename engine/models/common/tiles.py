@@ -62,18 +62,32 @@ class _Tiled(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.kept.saved_tensors
-        dx, dweights = torch.empty_like(x), [torch.zeros_like(one, dtype=wider(one.dtype)) for one in ctx.weights]
+        dx, dweights = torch.empty_like(x), dict[int, Tensor]()
         tiles = zip(*(tensor.split(ctx.tile) for tensor in (x, dx, *gradients)), strict=True)
         for tokens, dtokens, *douts in tiles:
             found = _gradients(ctx.part, tokens, ctx.weights, douts)
+            assert found[0] is not None
             dtokens.copy_(found[0])
-            for total, one in zip(dweights, found[1:], strict=True):
-                total += one
+            for number, one in enumerate(found[1:]):
+                if one is None:  # the product has added it to the sum over micro-batches
+                    continue
+                if number not in dweights:
+                    dweights[number] = torch.zeros_like(one, dtype=wider(one.dtype))
+                dweights[number] += one
             del found, one  # free the gradients before the results below are allocated
-        return None, None, None, dx, *(dweights.pop(0).to(one.dtype) for one in ctx.weights)
+        numbers = range(len(ctx.weights))
+        return (
+            None,
+            None,
+            None,
+            dx,
+            *(dweights.pop(n).to(ctx.weights[n].dtype) if n in dweights else None for n in numbers),
+        )
 
 
-def _gradients(part: Part, x: Tensor, weights: tuple[nn.Parameter, ...], douts: list[Tensor]) -> tuple[Tensor, ...]:
+def _gradients(
+    part: Part, x: Tensor, weights: tuple[nn.Parameter, ...], douts: list[Tensor]
+) -> tuple[Tensor | None, ...]:
     """Recompute a tile, and return the gradients of its input and of all weights.
 
     `douts` are the gradients of the outputs of the tile.
@@ -81,4 +95,5 @@ def _gradients(part: Part, x: Tensor, weights: tuple[nn.Parameter, ...], douts: 
     x = x.detach().requires_grad_()
     with torch.enable_grad():
         pairs = [(out, dout) for out, dout in zip(part(x), douts, strict=True) if out.requires_grad]
-    return torch.autograd.grad([out for out, _ in pairs], (x, *weights), [dout for _, dout in pairs])
+    outs, gradients = zip(*pairs, strict=True)
+    return torch.autograd.grad(outs, (x, *weights), gradients, allow_unused=True)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.long
 
 
 def test_every_case_is_a_config() -> None:
-    for case in (*train.CASES, *train.MISSING, *train.PLANS, *train.TRACES):
+    for case in (case for _, cases, _ in train.SECTIONS.values() for case in cases):
         config = train.config_of(*case)
         assert (config.context, config.recompute, config.model.vocab) == (case[1], case[2], train.VOCAB)
 
