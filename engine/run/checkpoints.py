@@ -389,7 +389,8 @@ class Parts:
                 found |= {part.rank: Range(name, *both) for part, both in zip(parts, pairwise(ends), strict=True)}
             self._read[number] = found
         if rank not in self._read.get(number, {}):
-            raise _damage(self._folder, f"{FILES} has no part of rank {rank}")
+            hint = "copy the checkpoint again, or use another one"
+            raise CheckpointError(f"has no part of rank {rank}", key=str(self._folder), hint=hint)
         return self._read[number][rank]
 
 
