@@ -46,7 +46,6 @@ import selectors
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -146,17 +145,7 @@ class Agent:
 
     def close(self) -> None:
         """Kill all ranks, and leave the tree of agents."""
-        for rank in self._ranks.values():
-            rank.kill()
-        last = time.monotonic() + _KILLED_S
-        for rank in self._ranks.values():
-            try:
-                rank.process.wait(max(0.0, last - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                what = "does not end although it was killed: its GPU or the storage does not answer"
-                print(f"rank {rank.rank} (process {rank.process.pid}) {what}", file=sys.stderr, flush=True)
-            self._forget(rank)
-        self._ranks.clear()
+        self._end_ranks()
         if self._pipes is not None:
             shutil.rmtree(self._pipes, ignore_errors=True)
             self._pipes = None
@@ -167,6 +156,21 @@ class Agent:
             self._selector.unregister(self._branch)
             self._branch.close()
             self._branch = None
+
+    def _end_ranks(self) -> None:
+        """Kill all ranks, and wait for them, together up to `_KILLED_S`. The launcher gets beats meanwhile."""
+        for rank in self._ranks.values():
+            rank.kill()
+        last = time.monotonic() + _KILLED_S
+        for rank in self._ranks.values():
+            while (left := last - time.monotonic()) > 0 and not rank.has_ended_within(min(left, BEAT_S)):
+                with suppress(OSError):  # the launcher is gone
+                    self._show_ranks()
+            if not rank.has_ended_within(0.0):
+                what = "does not end although it was killed: its GPU or the storage does not answer"
+                print(f"rank {rank.rank} (process {rank.process.pid}) {what}", file=sys.stderr, flush=True)
+            self._forget(rank)
+        self._ranks.clear()
 
     def _obey(self, message: Message) -> None:
         match message:
@@ -311,13 +315,10 @@ class Agent:
         cause = self._plane.look() if self._plane and self._ranks else None
         if cause is None:
             return
-        for number, rank in list(self._ranks.items()):
-            rank.kill()
-            with suppress(subprocess.TimeoutExpired):
-                rank.process.wait(_KILLED_S)
-            self._forget(rank)
-            self._launcher.send(protocol.Ended(number, int(cause.code), cause, 0.0, said=""))
-        self._ranks.clear()
+        numbers, failed = list(self._ranks), self._clock()
+        self._end_ranks()
+        for number in numbers:
+            self._launcher.send(protocol.Ended(number, int(cause.code), cause, self._clock() - failed, said=""))
 
     def _tell_not_started(self, rank: int, cause: Cause, age_s: float = 0.0) -> None:
         self._launcher.send(protocol.Ended(rank, _NOT_STARTED, cause, age_s, said=""))
@@ -352,6 +353,11 @@ class Agent:
                 if rank.link.writable():  # one that is stopped reads nothing
                     with suppress(OSError):  # it has just ended
                         rank.link.send(protocol.Alive())
+        self._show_ranks()
+
+    def _show_ranks(self) -> None:
+        """Tell the launcher each second where the ranks are, and with it that this agent is there."""
+        now = self._clock()
         # A launcher that is stopped reads nothing: then ranks keep running, and the agent must not wait for it.
         if now - self._last_beats >= BEAT_S and self._launcher.writable():
             self._last_beats = now

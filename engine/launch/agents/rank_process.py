@@ -114,6 +114,14 @@ class Rank:
         if self.process.returncode is None:  # else its number may belong to another process by now
             os.killpg(self.process.pid, signal.SIGKILL)
 
+    def has_ended_within(self, seconds: float) -> bool:
+        """Wait up to this time for the process of the rank, and return whether it has ended."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def ended(self) -> int | None:
         """Return the exit code of the rank if it has ended; then what it started is killed."""
         if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -40,9 +41,10 @@ from engine.control.protocol import (
 )
 from engine.control.signals import STOP_SIGNALS
 from engine.control.sockets import Listener
-from engine.errors import Problem
+from engine.errors import ExitCode, Problem
 from engine.launch.agents import agent as agents
 from engine.launch.agents.agent import Agent
+from engine.run.cause import Cause
 from engine.run.folder import RunFolder
 from tests.cluster.sysfs import fake
 from tests.launch.agents.nodes import Launcher, real_rank, start, work
@@ -243,6 +245,34 @@ def test_an_agent_does_not_wait_for_ever_for_a_rank_that_cannot_be_killed(
     assert not agent._ranks and f"rank 0 (process {rank.process.pid})" in capfd.readouterr().err
     rank.process.kill()
     rank.process.wait()
+
+
+def test_an_agent_shows_that_it_is_there_while_it_waits_for_killed_ranks(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher would take a silent agent for lost, and report its host instead of the failed data plane."""
+    monkeypatch.setattr(agents, "_KILLED_S", 1.0)
+    monkeypatch.setattr(agents, "BEAT_S", 0.1)
+    monkeypatch.setattr(agents.Rank, "kill", lambda rank: None)
+    ours, theirs = (end.detach() for end in socket.socketpair())
+    link, other = Link(ours, ours), Link(theirs, theirs)
+    agent, cause = Agent(link), Cause(ExitCode.HANG, Problem("no data plane"), whole=True)
+    agent._start(work(folder, SLEEPS, SLEEPS, SLEEPS), None)
+    ranks = [rank.process for rank in agent._ranks.values()]
+    plane: Any = SimpleNamespace(look=lambda: cause, close=lambda: None)
+    agent._plane = plane
+    agent._look_at_plane()
+    said = other.receive()
+    agent.close()
+    link.close()
+    other.close()
+    for rank in ranks:
+        rank.kill()
+        rank.wait()
+    beats, ends = said[:-3], [message for message in said if isinstance(message, Ended)]
+    assert len(beats) >= 4 and all(isinstance(message, Beats) for message in beats), "while ranks are awaited"
+    assert [end.rank for end in ends] == [0, 1, 2] and {end.cause for end in ends} == {cause}
+    assert all(1.0 <= end.age_s < 2.0 for end in ends), "all ranks are awaited together"
 
 
 def test_ranks_that_share_a_gpu_in_a_test_need_only_one(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
