@@ -33,6 +33,7 @@ class Branch:
         self._keys = Keys[Link]()  # of the root
         self._asked = dict[int, tuple[Link, int]]()  # by own ticket: who waits for the parent's answer, with its ticket
         self._tickets = 0
+        self._rank_0: Link | None = None  # at the root, once it has joined a COLLECT
         self._missing = children  # that have not connected yet
         self._parent, self._listener = parent, listener
         self._selector = selectors.EpollSelector()
@@ -55,6 +56,8 @@ class Branch:
                 if (whole := self._shared.add(member, operation)) is not None:
                     self._send(self._shared.answered(whole.name), Result(whole))
             case Reduce(operation):
+                if operation.kind == COLLECT and self._parent is None and "0" in operation.value:
+                    self._rank_0 = member
                 whole = self._reduction.add(member, operation)
                 if whole is None:
                     return
@@ -133,8 +136,8 @@ class Branch:
 
     def _answer(self, operation: Operation) -> None:
         members = self._reduction.answered(operation.name)
-        if operation.kind == COLLECT:
-            members.difference_update(self._agents)
+        if operation.kind == COLLECT and self._rank_0 is not None:  # others wait for no result
+            members = {self._rank_0}
         self._send(members, Result(operation))
 
     def _send(self, links: Iterable[Link], message: Message | None = None) -> None:

@@ -9,7 +9,7 @@ r"""Combines values at one node of the tree of agents. Does no I/O: `Branch` (en
          ranks       ranks             ranks       ranks
 ```
 Each node sends one message to its parent and one to each member, so what it handles does not grow with the number of
-ranks, except that GATHER and COLLECT pass all values on. The result of COLLECT is for the ranks of the first agent.
+ranks, except that GATHER and COLLECT pass all values on. The result of COLLECT is sent to rank 0 only.
 SHARE stays at a node: its ranks get the values of each other.
 """
 
