@@ -8,7 +8,7 @@
 
 With `layer`, ring attention runs forward again in the backward pass. It cannot deadlock, because all ranks of a ring
 recompute the same layers in the same order. Routers decide once: the second pass sends tokens to the same experts
-(engine/models/common/again.py). `engine.cost.activations.saved_bytes` counts the saved tensors.
+(engine/models/common/recomputed.py). `engine.cost.activations.saved_bytes` counts the saved tensors.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from engine.models.common import again
 from engine.models.common.attention import PackedAttention
+from engine.models.common.recomputed import first_and_second_pass
 from engine.models.common.rope import Rotation
 
 # Runs a layer of any model family and returns its result. `Any`, because nn.Module does not type its submodules.
@@ -30,7 +30,7 @@ RunLayer = Callable[[Any, Tensor, Rotation, PackedAttention], Any]
 # Layers use no random numbers, so their state is not preserved. `layer_keep_attention` cannot use PyTorch's selective
 # checkpointing, which selects operators: attention here is an autograd Function.
 _recomputed: Callable[..., Any] = partial(
-    checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=again.passes
+    checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=first_and_second_pass
 )
 
 

@@ -8,8 +8,8 @@ their experts, and the results return:
  backward   the same in reverse; rows are exchanged again
 ```
 The host waits for the numbers of rows that ranks exchange, once for each layer and micro-batch, in the forward pass.
-Before it waits, it has launched the copy of the numbers and then what needs none of them: the sort of the rows. So the
-GPU is still busy when the host goes on. Recompute and the backward pass use the same numbers.
+Before it waits, it launches the copy of the numbers, and then the sort of the rows, which does not need them. So the
+GPU has work until the host launches the exchange. Recompute and the backward pass use the same numbers.
 
 So all ranks of a group must run the same layers at the same time. This holds in lockstep mode, where each slot has a
 micro-batch of every rank, if only an idle one. In free mode ranks have different numbers of micro-batches, and a group

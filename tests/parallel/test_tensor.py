@@ -107,7 +107,7 @@ def multiply_with(model: nn.Module, product: Op, of_experts: Products) -> None:
 def saved_in_layers(shape: Model, mode: str, dtype: str, tile: int, product: Op = PRODUCT) -> int:
     """Bytes that all layers, and the losses of their routers, save in a forward pass on this device, by storage.
 
-    What a layer keeps for when it is computed again (engine/models/common/again.py) counts, too.
+    Stored decisions of a recomputed layer (engine/models/common/recomputed.py) count, too.
     """
     changes = {"model": shape, "recompute": mode, "dtype": dtype, "mlp_tile": tile}
     config = load([]).model_copy(update=changes)

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from engine.config.schema import Balance, Model
-from engine.models.common.again import kept
 from engine.models.common.op import Op
 from engine.models.common.part import as_it_is
 from engine.models.common.pointwise import SWIGLU
 from engine.models.common.product import WIDE
+from engine.models.common.recomputed import stored_decisions
 from engine.models.common.skip_init import Linear
 from engine.models.common.tiles import in_tiles
 from engine.models.experts.grouped import PRODUCTS, Products
@@ -171,7 +171,7 @@ class Experts(nn.Module):
         """Compute the output [T,C], the router's logits [T,E] and the chosen experts [T,k], all tokens at once."""
         logits = self.router(x)
         probabilities = logits.softmax(-1)
-        known = None if self.tile else kept()  # in tiles, the second pass does not come here
+        known = None if self.tile else stored_decisions()  # in tiles, the second pass does not come here
         if known:  # the layer is computed again, and takes the decisions of its first pass
             path, chosen = known[0], known[1].long()
         else:
