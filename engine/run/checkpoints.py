@@ -47,10 +47,12 @@ MANIFEST, FILES = "manifest.json", "files.jsonl"
 PREFIX = "step-"
 BLOCK = 64 << 20  # bytes per hash
 _PAGE = 64  # parts after which a page ends
+_TENSORS = ".states", ".pt"  # suffixes of files with tensors: of a node, and of a rank in older checkpoints
 DAMAGED = "checkpoint is damaged: "
 _log = logging.getLogger(__name__)
 Share = Callable[[Any], Mapping[int, Any]]  # returns the values of the ranks of this node, by rank
 _TORCH = "PytorchStreamWriter", "inline_container"  # in errors of torch.save, which hides the OSError
+COPY_AGAIN = "copy the checkpoint again, or use another one"  # of one that lacks a part
 START_OVER = "`train --resume never` starts again from step 1 and keeps the old run in a folder next to it"
 
 
@@ -306,10 +308,12 @@ def read(folder: Path) -> TrainState:
 def check_sizes(folder: Path) -> None:
     """Raise CheckpointError if a file is missing or its size differs from the manifest, or if that is damaged.
 
-    A file of tensors that the manifest does not have, in the form of older versions, could be loaded without a hash.
+    A file of tensors that the manifest does not list is an error, too: it may belong to another checkpoint, and one in
+    the form of older versions could be loaded without a check of its hash.
     """
     manifest = read_manifest(folder)
-    if unlisted := {path.relative_to(folder).as_posix() for path in folder.rglob("*.pt")} - {*manifest.files}:
+    tensors = (path for path in folder.rglob("*") if path.suffix in _TENSORS)
+    if unlisted := {path.relative_to(folder).as_posix() for path in tensors} - {*manifest.files}:
         raise _damage(folder, f"{min(unlisted)} is not in {MANIFEST}")
     with _reports_damage(folder):
         for name in manifest.files:
@@ -389,8 +393,7 @@ class Parts:
                 found |= {part.rank: Range(name, *both) for part, both in zip(parts, pairwise(ends), strict=True)}
             self._read[number] = found
         if rank not in self._read.get(number, {}):
-            hint = "copy the checkpoint again, or use another one"
-            raise CheckpointError(f"has no part of rank {rank}", key=str(self._folder), hint=hint)
+            raise CheckpointError(f"has no part of rank {rank}", key=str(self._folder), hint=COPY_AGAIN)
         return self._read[number][rank]
 
 

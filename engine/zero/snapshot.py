@@ -110,10 +110,10 @@ class Snapshot(TorchCheckpointEngine):
         return memory
 
     def write_each(self, folder: Path, share: Share) -> Iterator[Range]:
-        """Write the states of this rank into its node's file in `folder`, and yield where before they are written.
+        """Write the states of this rank into its node's file in `folder`.
 
-        The ranks of the node tell each other the sizes of their parts with `share`, and each writes its own part after
-        those of the ranks before it. May run in another thread.
+        The ranks of the node exchange the sizes of their parts with `share`; each writes its part after those of lower
+        ranks. Yields the range of bytes of this part before it writes them. May run in another thread.
         """
         part = Encoded(self._files)
         self._files = {}  # without a copy, DeepSpeed has cloned some of them on the device

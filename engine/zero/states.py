@@ -33,7 +33,7 @@ from engine.config.schema import Config
 from engine.errors import CheckpointError
 from engine.family.parameters import Parameters
 from engine.models.split import dim_of, runs
-from engine.run.checkpoints import Parts
+from engine.run.checkpoints import COPY_AGAIN, Parts
 from engine.zero.part import read
 from engine.zero.partition import Place, places
 
@@ -49,7 +49,6 @@ _OPTIMIZER = (
     "zero/bf16_zero_pp_rank_{}_mp_rank_{:02d}_optim_states.pt",
 )
 _TIED = {"head.weight": "embedding.weight"}  # copy of a tied weight -> the weight
-_COPY = "copy the checkpoint again, or use another one"
 _MESH = "mesh"  # the key of `Written` in the files of model states; older ones have none
 
 
@@ -119,7 +118,7 @@ class _Files:
         """
         if (found := self._first(self._of_model(number), 0, number)) is None:
             message = f"has no {_MODEL.format(number)}, the part of the model of one of its devices"
-            raise CheckpointError(message, key=str(self._checkpoint), hint=_COPY)
+            raise CheckpointError(message, key=str(self._checkpoint), hint=COPY_AGAIN)
         return found
 
     def optimizer_states(self, rank: int, number: int) -> dict[str, Any]:
@@ -127,7 +126,7 @@ class _Files:
         names = [name.format(rank, number) for name in _OPTIMIZER]
         if (found := self._first(names, rank, number)) is None:
             message = f"has no {names[0]}, the optimizer states of one of its ranks"
-            raise CheckpointError(message, key=str(self._checkpoint), hint=_COPY)
+            raise CheckpointError(message, key=str(self._checkpoint), hint=COPY_AGAIN)
         states: dict[str, Any] = found["optimizer_state_dict"]
         return states
 
@@ -147,7 +146,10 @@ class _Files:
         return [name.format(number) for name in (_MODEL, _SHARED)]
 
     def _first(self, names: Sequence[str], rank: int, number: int) -> dict[str, Any] | None:
-        """Return the states of the first of the files that an HDP rank has saved on a device; None if it has none."""
+        """Return what an HDP rank has saved on a device, under the first of these names that exists; None if none does.
+
+        `number` is that of the device, see `has_device`.
+        """
         if self._parts.known:
             part = self._part(rank, number)
             return next((part[name] for name in names if name in part), None)
@@ -165,7 +167,7 @@ class _Files:
             try:
                 self._read[whose] = read(path, start, stop, lambda file: _load(file, path))
             except ValueError as error:
-                raise CheckpointError(f"has no part of rank {whose}", key=str(path), hint=_COPY) from error
+                raise CheckpointError(f"has no part of rank {whose}", key=str(path), hint=COPY_AGAIN) from error
         return self._read[whose]
 
     @property

@@ -394,6 +394,15 @@ def test_damage_to_a_part_of_a_file_is_named_with_its_rank(tmp_path: Path) -> No
     assert f"{NODES[1]} has 649 bytes instead of 650" in problems[0].message
 
 
+@pytest.mark.parametrize("name", ["zero/ranks-00004-00005.states", "zero/zero_pp_rank_4_mp_rank_00_optim_states.pt"])
+def test_a_file_of_tensors_that_is_not_listed_is_damage(tmp_path: Path, name: str) -> None:
+    folder = save_on_nodes(tmp_path)
+    (folder / name).write_bytes(b"")
+    with refused(CheckpointError, ".../step-00000001") as problems:
+        checkpoints.check_sizes(folder)
+    assert name in problems[0].message
+
+
 def test_parts_that_overlap_or_leave_a_gap_are_not_published(tmp_path: Path) -> None:
     for start in (90, 110):
         spans = [[(Range("a", 0, 100), ["0"])], [(Range("a", start, 200), ["0"])]]
