@@ -114,8 +114,8 @@ def choose(device: torch.device) -> Multiply:
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
         major, minor = torch.cuda.get_device_capability(device)
         has = f"{socket.gethostname()} has {torch.cuda.get_device_name(device)} ({major}.{minor})"
-        message, hint = f"needs GPUs of compute capability 8.9 or more, and {has}", "set linear_dtype=same"
-        raise HostError(message, key="linear_dtype=fp8", hint=hint)
+        message = f"linear_dtype=fp8 needs GPUs of compute capability 8.9 or more, and {has}"
+        raise HostError(message, hint="set linear_dtype=same")
     return _choose(device).implementation
 
 

@@ -19,6 +19,7 @@ from engine.errors import BytescaleError, PreflightError
 from engine.launch.agents import launchers, nodes, ranks
 from engine.launch.agents.commands import NodeCommand
 from engine.launch.agents.ranks import InterruptedRunError, PreemptedError, RankError, run_ranks
+from engine.launch.restarts import Restarts
 from engine.run.folder import RunFolder
 from tests.launch.agents.nodes import AGENT, WAITS, failure, node, real_rank, walks, work
 from tests.refusals import refused
@@ -106,6 +107,24 @@ def test_a_known_cause_precedes_the_deaths_that_follow_from_it(folder: RunFolder
     cause = fails(folder, 0, 0.1, 10, "out of memory", teardown=0.6)
     with failure(folder, 0, 10):
         run(folder, cause, "import os, time; time.sleep(0.4); os.abort()")
+
+
+def test_a_refusal_of_a_host_by_its_ranks_alone_ends_the_run_without_a_restart(folder: RunFolder) -> None:
+    """Such as that of a GPU without FP8: other hosts' ranks have joined groups with it, and lose their connections."""
+    refusal = (
+        "def work(stop, control):\n    raise HostError('linear_dtype=fp8 needs more than gpu-7 has', hint='same')\n"
+    )
+    refuses = real_rank(folder).replace(
+        "raise SystemExit", f"from engine.errors import HostError\n{refusal}raise SystemExit"
+    )
+    waits = real_rank(folder).replace("while not stop():", "while True:")
+    with refused(RankError, folder.log(1), code=3, hardware=False) as problems:
+        try:
+            run(folder, waits, refuses, fails(folder, 2, 0.1, 124, "lost its connection to another rank"))
+        except RankError as error:
+            Restarts(3, folder).after(error, 0)
+    assert problems[0].message == "linear_dtype=fp8 needs more than gpu-7 has"
+    assert not children()
 
 
 def test_a_death_precedes_a_known_cause_that_follows_from_it(folder: RunFolder) -> None:
