@@ -6,7 +6,9 @@
            layers, so that its states fit on one GPU. cuDNN serves all calls; a second row has the rate of PyTorch's
            varlen kernel, which training uses for shapes that come too seldom for a plan of cuDNN
     missing  those of `cases` that no GPU has run yet
-    apart  those of `cases` with 8K tokens, where gradients of weights are added to fp32 apart from their product
+    added, apart  those of `cases` with 8K tokens and one with 1K, where gradients of weights are added to fp32 in their
+           product, as in training, or apart from it. With 1K tokens the time of the host may decide (`ADDED` in
+           `engine/models/common/product.py`)
     fp8    those of `cases` with 8K tokens, with linear layers in FP8
     plan   steps of lengths like GitHub's (`plans.py`), each run twice: `new_s` is the time of the first run, in which
            most shapes are new, `seen_s` that of the second. The first row has the kernel that training selects. There
@@ -73,8 +75,9 @@ TRACES: tuple[Case, ...] = (
     ("1b", 65536, "layer_keep_attention", ()),
 )
 SHORT = tuple(case for case in CASES if case[1] == 8192)
+FEW: Case = ("1b", 1024, "none", ())
 TINY: tuple[Case, ...] = (("tiny", 64, "none", ()),)
-ON_REQUEST = ("missing", "apart", "fp8")  # sections that run only alone
+ON_REQUEST = ("missing", "added", "apart", "fp8")  # sections that run only alone
 CLUSTER, VOCAB = "h200x8", 32768
 WARM_UPS = 3  # before a trace
 REPEATS, MOST_S = 8, 8.0  # of a case: fewer repeats if they take longer
@@ -271,7 +274,8 @@ _SPEED = f"{_CASE} {{kernel}} | {{tokens_per_s:,.0f}} tokens/s | MFU {{mfu:.3f}}
 SECTIONS: dict[str, tuple[Callable[[Config, Groups], Row], tuple[Case, ...], str]] = {
     "cases": (measure, CASES, _SPEED),
     "missing": (measure, MISSING, _SPEED),
-    "apart": (measure_apart, SHORT, _SPEED),
+    "added": (measure, (FEW, *SHORT), _SPEED),
+    "apart": (measure_apart, (FEW, *SHORT), _SPEED),
     "fp8": (measure, tuple((*case[:3], (*case[3], "linear_dtype=fp8")) for case in SHORT), _SPEED),
     "plan": (
         planned,
