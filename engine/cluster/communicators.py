@@ -39,7 +39,8 @@ def communicators(mesh: Mesh, tied: bool) -> list[Communicator]:
     `tied`: whether embedding and head are one weight. A kind that has one rank in each group has no communicator, and
     neither has one whose groups are those of another kind: hdp and model are the default group where they are all
     ranks, model is tp or pp where the other has one rank, and the two stages of a pipeline share tied weights over pp.
-    Rings have their own: their messages are in flight beside the gathers of ZeRO-3, or other ranks' reductions.
+    Rings have their own: their messages are in flight beside the gathers of ZeRO-3, the reductions of ZeRO-2 and 3, or
+    other ranks' reductions.
     """
     kinds = (
         (mesh.hdp > 1, Communicator("rings", urgent=True, sms=TRANSFER_SMS)),

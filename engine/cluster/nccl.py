@@ -33,10 +33,28 @@ def shares_gpu(environment: Mapping[str, str] = os.environ) -> bool:
 def needs_order(config: Config) -> bool:
     """Whether a rank has kernels of two communicators in flight at once.
 
-    ZeRO-3 gathers weights, and stages exchange activations, while rings exchange K,V. All ranks launch them in an order
-    that cannot deadlock; only with NCCL_LAUNCH_ORDER_IMPLICIT NCCL keeps that order on the device (NVIDIA/nccl#522).
+    | key | beside rings of K,V, or beside each other |
+    |---|---|
+    | `zero.stage=2` | gradients of a pass are reduced |
+    | `zero.stage=3` | weights are gathered too |
+    | `parallel.pp` | stages exchange activations |
+    | `parallel.tp` | slices of rows are gathered and reduced; in a last pass without rings also gradients are |
+    | `parallel.ep` | rows travel to experts, and the gradients of experts are reduced over fewer ranks than others |
+
+    All ranks launch them in an order that cannot deadlock. Only with NCCL_LAUNCH_ORDER_IMPLICIT NCCL keeps that order
+    on the device (NVIDIA/nccl#522).
+
+    ZeRO-1 alone does not need it. A rank reduces after its last ring, whose results its gradients have waited for, and
+    its next ring waits for the weights that the update has gathered.
     """
-    return config.zero.stage == 3 or config.parallel.pp > 1
+    return bool(_at_once(config))
+
+
+def _at_once(config: Config) -> dict[str, int]:
+    """The keys for which a config needs the order, with their values. None does where all are 1."""
+    parallel = config.parallel
+    found = {"zero.stage": config.zero.stage, "parallel.pp": parallel.pp, "parallel.tp": parallel.tp}
+    return {key: value for key, value in {**found, "parallel.ep": parallel.ep}.items() if value > 1}
 
 
 def nccl_problem(config: Config, ranks: int, found: Sequence[int], host: str) -> Problem | None:
@@ -46,8 +64,10 @@ def nccl_problem(config: Config, ranks: int, found: Sequence[int], host: str) ->
         message = f"{host}: NCCL {text} cannot run several ranks on one GPU, which needs 2.30 or newer"
         return Problem(message, f"{ONE_GPU}=1", "install a PyTorch with a newer NCCL, or set LD_PRELOAD to its library")
     if ranks > 1 and needs_order(config) and tuple(found) < _KEEPS_ORDER:
-        key = "zero.stage=3" if config.zero.stage == 3 else f"parallel.pp={config.parallel.pp}"
-        message = f"{host}: NCCL {text} does not keep the order of kernels, so that {key} and rings may deadlock"
-        instead = "zero.stage=1" if config.zero.stage == 3 else "parallel.pp=1"
+        keys = _at_once(config)
+        key, instead = next(f"{key}={value}" for key, value in keys.items()), " ".join(f"{key}=1" for key in keys)
+        message = (
+            f"{host}: NCCL {text} does not keep the order of kernels of several groups, so that {key} may deadlock"
+        )
         return Problem(message, key, f"install a PyTorch with NCCL 2.26 or newer, or set {instead}")
     return None

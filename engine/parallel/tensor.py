@@ -40,10 +40,7 @@ from engine.models.common.skip_init import Embedding, Linear
 from engine.models.common.swiglu import FeedForward
 from engine.models.decoder import Decoder
 from engine.models.experts.layer import Experts, LocalRoute, Router
-
-# PyTorch 2.13 renamed them.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from engine.parallel.collectives import all_gather_single, reduce_scatter_single
 
 
 class TensorParallel(Rows):
@@ -139,7 +136,7 @@ class TensorParallel(Rows):
         """Gather the rows x [R,...] of all devices, in their order: [R tp,...]."""
         out = x.new_empty((self.size * len(x), *x.shape[1:]))
         if out.numel():
-            _all_gather(out, x.contiguous(), group=self._group)
+            all_gather_single(out, x.contiguous(), group=self._group)
         return out
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
@@ -149,7 +146,7 @@ class TensorParallel(Rows):
             x = torch.cat([x, x.new_zeros((padding, *x.shape[1:]))])
         out = x.new_empty((rows, *x.shape[1:]))
         if out.numel():
-            _reduce_scatter(out, x.contiguous(), group=self._group)
+            reduce_scatter_single(out, x.contiguous(), group=self._group)
         return out
 
 

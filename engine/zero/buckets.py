@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from engine.dtypes import wider
 from engine.models.common.product import add_product
-from engine.zero.transfers import shard_of
+from engine.zero.transfers import gather, reduce_scatter, shard_of
 
 _ALIGN = 8  # elements; each shard begins at a multiple, so that kernels read whole vectors
 Parameters = list[nn.Parameter]
@@ -37,8 +37,8 @@ class Bucket:
         With `on_host`, master weights are in host memory.
         """
         self.parameters, self.group, self.rank, self.ranks = parameters, group, rank, ranks
-        size = sum(map(torch.numel, parameters))
-        length = -(-size // (ranks * _ALIGN)) * _ALIGN
+        self._size = sum(map(torch.numel, parameters))  # without the padding
+        length = -(-self._size // (ranks * _ALIGN)) * _ALIGN
         first = parameters[0]
         self.weights = torch.zeros(ranks * length, dtype=first.dtype, device=first.device)
         self.starts, at = list[int](), 0
@@ -65,7 +65,9 @@ class Bucket:
     def view(self, number: int) -> Tensor:
         """The gradient of a parameter, a view of `gradients`, which are allocated if there are none."""
         if self.gradients is None:
-            self.gradients = torch.zeros_like(self.weights, dtype=self.dtype)
+            # A first gradient is written, not added, and `complete` zeroes parameters without one.
+            self.gradients = torch.empty_like(self.weights, dtype=self.dtype)
+            self.gradients[self._size :].zero_()
         parameter, start = self.parameters[number], self.starts[number]
         return self.gradients[start : start + parameter.numel()].view(parameter.shape)
 
@@ -94,6 +96,14 @@ class Bucket:
         self.pending = set()
         assert self.gradients is not None
         return self.gradients
+
+    def reduce(self) -> None:
+        """Start to sum the gradients over the group, each rank its shard. `collect` or `reduced` waits for it."""
+        self.work = reduce_scatter(self.complete(), self.rank, self.ranks, self.group)
+
+    def gather(self) -> Any:
+        """Start to gather the weights from their shards. Returns the work to wait for; None if it is done."""
+        return gather(self.weights, self.rank, self.ranks, self.group)
 
     def collect(self) -> None:
         """Wait for a reduction, add its result to the sums of this step, and free the gradients. Once a reduction."""

@@ -88,7 +88,8 @@ class ZeroEngine:
         """Reduce and clip gradients, and update the parameters with learning rate `lr`. All ranks must call it.
 
         Returns the norm of the whole gradient before clipping, the same on all ranks. It is inf if a loss or a gradient
-        of any rank is not finite; then no rank updates anything. The host waits for the device once.
+        of any rank is not finite; then no rank updates anything. The host waits for the device once, for the norm; with
+        `optimizer.on_host` also for the copies of gradients.
         """
         if self._axes is not None and self._config.model.tied:
             sum_copies(self.module, self._axes)

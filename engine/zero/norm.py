@@ -14,6 +14,7 @@ from torch import Tensor
 
 
 def _on_host(*arguments: Any, **options: Any) -> Tensor:
+    """DeepSpeed's function, whose result is a scalar, copied to the host."""
     norm: Tensor = _norm(*arguments, **options)
     return norm.cpu()
 

@@ -5,7 +5,19 @@
 | backward passes | products add gradients of weights to those of their bucket; a hook adds all others, and frees them |
 | reduction | reduce-scatter into the rank's shard; the squares of a shard are summed while the next bucket travels |
 | norm | one sum over all ranks, which the host reads once |
+| scale | the factor of the average over ranks and that of clipping, in one multiplication where this is exact |
 | update | the optimizer updates a shard while the weights of the bucket before are gathered |
+
+The bytes that a device reads and writes from the norm on, for each element of its shard, with w bytes of a gradient, b
+of a weight, and m moments. Collectives move more.
+
+| what | bytes | w 4, b 2, m 2 |
+|---|---|---|
+| norm | w read | 4 |
+| scale, unless the factor is 1 | w read and written; twice where the two factors are not exact in one | 8 |
+| fused optimizer | w (2 + m) read: master weight, gradient, moments; w (1 + m) written | 28 |
+| weights | w read, b written | 6 |
+| sum | w (2 m + 7) + b | 46 |
 
 Buckets are reduced in the same order on all ranks. Stage 1 begins after the last backward pass of the step, or inside
 it after `reduce_from_here` (Note: [reductions and rings] in docs/design.md). Stage 2 reduces inside each backward pass.
@@ -29,9 +41,8 @@ from engine.control import progress
 from engine.models.common import product
 from engine.offload.pinned import allocate
 from engine.zero.buckets import Bucket, divide
-from engine.zero.transfers import gather, reduce_scatter
 
-_SQUARED = 1 << 16  # elements whose squares are summed at once on a CPU, which copies them to float64
+_SQUARED = 1 << 16  # elements whose squares are summed at once on a CPU
 _EPSILON = 1e-6  # is added to a norm by which gradients are divided, as in DeepSpeed
 
 
@@ -68,7 +79,7 @@ class ShardedOptimizer(ZeROOptimizer):
         self.optimizer, self.dp_process_group, self.clip_grad = optimizer, hdp, clip_norm
         self.overflow, self._global_grad_norm = False, 0.0
         self.custom_loss_scaler, self.external_loss_scale, self.torch_autocast_gradscaler = False, None, None
-        self._each_pass, self.on_host, self._average = each_pass, on_host, 1.0 / dist.get_world_size(hdp)
+        self._each_pass, self.on_host, self._ranks = each_pass, on_host, dist.get_world_size(hdp)
         self._most = most
         self.device = order[0].device
         # PyTorch's optimizer gets a group for each bucket, whose only parameter are the master weights of the shard.
@@ -132,7 +143,9 @@ class ShardedOptimizer(ZeROOptimizer):
         """A hook: add the gradient of a parameter, and reduce the buckets that are complete, in their order.
 
         PyTorch calls it once in a backward pass, after the last use of the parameter, also if products have added all
-        of its gradient and none is left (seen in 2.13). Without that call its bucket would only be reduced later.
+        of its gradient and none is left (tests/zero/test_added.py fails without it: stage 1 would reduce the bucket
+        after the pass, and stage 2 keep the gradients of all later ones until then). Products themselves cannot tell:
+        a weight has several in a pass, of tiles, or of a tied embedding.
         """
         bucket.add(number)
         if self._reducing:
@@ -154,7 +167,7 @@ class ShardedOptimizer(ZeROOptimizer):
         if self._each_pass and number:
             self.buckets[number - 1].collect()
         self._started += 1
-        bucket.work = reduce_scatter(bucket.complete(), bucket.rank, bucket.ranks, bucket.group)
+        bucket.reduce()
         if self._each_pass and len(bucket.weights) > self._most:
             bucket.collect()  # a single large parameter
 
@@ -184,13 +197,12 @@ class ShardedOptimizer(ZeROOptimizer):
         squares = torch.zeros((), dtype=torch.float64, device=self.device)
         shards = list[Tensor]()
         for bucket, places in zip(self.buckets, self._counted, strict=True):
-            shard = bucket.reduced().mul_(self._average)
-            shards.append(shard)
-            for place in places:
-                for piece in shard[place].split(_SQUARED):
-                    squares += torch.linalg.vector_norm(piece, dtype=torch.float64).square()
+            shards.append(bucket.reduced())
+            if places:
+                squares += squared_norm([shards[-1][place] for place in places])
         dist.all_reduce(squares)
-        norm = math.sqrt(total) if math.isfinite(total := squares.item()) else math.inf
+        # Of the average over ranks, like the gradients that are clipped by it.
+        norm = math.sqrt(total) / self._ranks if math.isfinite(total := squares.item()) else math.inf
         self.overflow, self._global_grad_norm = norm == math.inf, norm
         if self.overflow:
             return
@@ -199,29 +211,36 @@ class ShardedOptimizer(ZeROOptimizer):
 
     def _update(self, shards: list[Tensor], norm: float) -> None:
         """Update each shard, and gather the weights of its bucket while the next one is updated."""
-        # Clip, and start the copies to the host, of all shards.
-        scale = self.clip_grad / (norm + _EPSILON) if self.clip_grad else 1.0
+        # Average and clip all shards, and start their copies to the host. DeepSpeed multiplies by one factor after the
+        # other. Where the ranks are a power of two the first rounds nothing, and their product gives the same bits.
+        average = 1.0 / self._ranks
+        clip = min(1.0, self.clip_grad / (norm + _EPSILON)) if self.clip_grad else 1.0
+        factors = [average, clip] if self._ranks & (self._ranks - 1) else [average * clip]
         for shard, host in zip(shards, self._host, strict=True):
-            if scale < 1.0:
-                shard.mul_(scale)
+            for factor in factors:
+                if factor != 1.0:
+                    shard.mul_(factor)
             if host is not None:
                 host[0].copy_(shard, non_blocking=True)
         if self.on_host and self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
+        # `step` of PyTorch's optimizers updates all groups that they have. With one at a time, the weights of a bucket
+        # are gathered while the next one is updated.
         groups, gathers = self.optimizer.param_groups, []
-        for bucket, group, shard, host in zip(self.buckets, groups, shards, self._host, strict=True):
-            # PyTorch's optimizers update all of their groups.
-            self.optimizer.param_groups = [group]
-            bucket.master.grad = shard if host is None else host[0]
-            self.optimizer.step()
-            bucket.master.grad = None
-            own = bucket.own(bucket.weights)
-            if host is None:
-                own.copy_(bucket.master)
-            else:
-                own.copy_(host[1].copy_(bucket.master), non_blocking=True)
-            gathers.append(gather(bucket.weights, bucket.rank, bucket.ranks, bucket.group))
-        self.optimizer.param_groups = groups
+        try:
+            for bucket, group, shard, host in zip(self.buckets, groups, shards, self._host, strict=True):
+                self.optimizer.param_groups = [group]
+                bucket.master.grad = shard if host is None else host[0]
+                self.optimizer.step()
+                bucket.master.grad = None
+                own = bucket.own(bucket.weights)
+                if host is None:
+                    own.copy_(bucket.master)
+                else:
+                    own.copy_(host[1].copy_(bucket.master), non_blocking=True)
+                gathers.append(bucket.gather())
+        finally:
+            self.optimizer.param_groups = groups
         _wait(gathers)
 
     @torch.no_grad()
@@ -230,8 +249,19 @@ class ShardedOptimizer(ZeROOptimizer):
         gathers = []
         for bucket in self.buckets:
             bucket.own(bucket.weights).copy_(bucket.master)
-            gathers.append(gather(bucket.weights, bucket.rank, bucket.ranks, bucket.group))
+            gathers.append(bucket.gather())
         _wait(gathers)
+
+
+def squared_norm(pieces: list[Tensor]) -> Tensor:
+    """The sum of the squares of some tensors of one device, summed in float64; a scalar on that device.
+
+    On GPUs it allocates 8 bytes for 65,536 elements, and launches a kernel for 21 million and five more.
+    """
+    if pieces[0].device.type == "cpu":
+        # Here PyTorch copies each tensor to float64. Its kernel for GPUs converts each element that it has read.
+        pieces = [part for piece in pieces for part in piece.split(_SQUARED)]
+    return torch.stack(torch._foreach_norm(pieces, dtype=torch.float64)).square().sum()
 
 
 def _wait(works: list[Any]) -> None:

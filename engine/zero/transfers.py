@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# PyTorch 2.13 renamed them.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from engine.parallel.collectives import all_gather_single, reduce_scatter_single
+
 _PIECE = 1 << 16  # elements of a part that ranks on CPUs exchange at once
 
 
@@ -28,7 +27,8 @@ def reduce_scatter(flat: Tensor, rank: int, ranks: int, group: dist.ProcessGroup
         return None
     own = shard_of(flat, rank, ranks)
     if flat.device.type == "cuda":
-        work: dist.Work = _reduce_scatter(own, flat, group=group, async_op=True)
+        # In place, as NCCL allows: the output is the input's part at rank x count.
+        work: dist.Work = reduce_scatter_single(own, flat, group=group, async_op=True)
         return work
     # Gloo's reduce-scatter is an all-reduce of a copy. Exchanging the parts sends half as much, and the sum has the
     # order of the ranks, whatever the buckets.
@@ -46,4 +46,7 @@ def reduce_scatter(flat: Tensor, rank: int, ranks: int, group: dist.ProcessGroup
 
 def gather(flat: Tensor, rank: int, ranks: int, group: dist.ProcessGroup | None) -> Any:
     """Begin to fill `flat` with the parts of all ranks of a group. Returns the work to wait for; None if it is done."""
-    return None if ranks == 1 else _all_gather(flat, shard_of(flat, rank, ranks), group=group, async_op=True)
+    if ranks == 1:
+        return None
+    # In place, as NCCL allows: the input is the output's part at rank x count.
+    return all_gather_single(flat, shard_of(flat, rank, ranks), group=group, async_op=True)

@@ -175,7 +175,10 @@ def test_each_group_has_options_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     ("version", "overrides", "key"),
     [
         ((2, 25, 1), ["zero.stage=3"], "zero.stage=3"),
+        ((2, 25, 1), ["zero.stage=2"], "zero.stage=2"),
         ((2, 25, 1), ["parallel.pp=2"], "parallel.pp=2"),
+        ((2, 25, 1), ["parallel.tp=2"], "parallel.tp=2"),
+        ((2, 25, 1), ["parallel.ep=2", "model.family=mixtral", "model.experts=4", "model.top_k=2"], "parallel.ep=2"),
         ((2, 25, 1), [], None),
         ((2, 26), ["zero.stage=3"], None),
     ],

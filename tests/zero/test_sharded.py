@@ -21,6 +21,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from engine.config.schema import Config
 from engine.data.inputs import rank_inputs
@@ -31,11 +33,14 @@ from engine.planner.plan.emit import emit
 from engine.planner.plan.step_plan import StepPlan
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
+from engine.zero import buckets as buckets_module
 from engine.zero import engine as zero_engine
-from engine.zero import sharded, transfers
+from engine.zero import transfers
+from engine.zero.buckets import Bucket
 from engine.zero.engine import ZeroEngine
 from engine.zero.mpu import ModelParallelUnit, mark
 from engine.zero.settings import deepspeed_settings, optimizer_settings
+from engine.zero.sharded import ShardedOptimizer, squared_norm
 from tests.allocations import allocated
 from tests.helpers import Batch, batch, config, llama, rank_context, table_of
 from tests.meshes import CAPACITY, HDP, PP, TP, WORLD, Groups, Variant, batches, build, zero_settings
@@ -58,6 +63,7 @@ TWO: list[tuple[str, int, Keys]] = [
     ("fp32", 2, (CLIP,)),
 ]
 MORE: list[tuple[str, int, Keys]] = [("fp32", 1, (ADAMW, CLIP)), ("bf16 tied", 1, (CLIP,))]
+MOST = 1000  # elements of a bucket: several buckets, and embedding and head are larger than one
 
 pytestmark = pytest.mark.world
 
@@ -152,7 +158,10 @@ def made(config: Config, seed: int = 0) -> ZeroEngine:
             group["fused"] = group["foreach"] = False
         return optimizer
 
-    with patch("tests.zero.engines.build_optimizer", build):
+    with (
+        patch("tests.zero.engines.build_optimizer", build),
+        patch("engine.zero.initialize.bucket_elements", lambda model: MOST),
+    ):
         return engine_of(config, seed)
 
 
@@ -161,14 +170,19 @@ def weights(engine: ZeroEngine) -> dict[str, Tensor]:
     return found | {f"{name} master": master for name, master in masters(engine).items()}
 
 
-def compared(cases: list[tuple[str, int, Keys]]) -> list[tuple[str, list[str], list[float], bool]]:
-    """On a rank, for each case: its name, the states that differ, the norms, and whether they differ with overlap."""
+def compared(cases: list[tuple[str, int, Keys]]) -> list[tuple[str, list[str], list[float], list[int], bool]]:
+    """On a rank, for each case: its name, the states that differ, the norms, the step that must be skipped, and whether
+    they are equal with overlap."""
     found = []
     for kind, stage, keys in cases:
         config = config_of(kind, stage, "model.layers=1", *keys)
         # DeepSpeed's stage 1 and 2 applies a step of bf16 whose norm is not finite.
         skip = not (AWAY in keys and config.dtype == "bf16")
         ours = made(config)
+        optimizer = ours._engine.optimizer
+        assert isinstance(optimizer, ShardedOptimizer) and len(optimizer.buckets) > 4
+        assert any(len(bucket.parameters) > 1 for bucket in optimizer.buckets)
+        assert any(bucket.weights.numel() > 2 * MOST for bucket in optimizer.buckets)
         norms = train(ours, skip)
         one = weights(ours)
         overlapped = one
@@ -182,7 +196,7 @@ def compared(cases: list[tuple[str, int, Keys]]) -> list[tuple[str, list[str], l
         other = weights(theirs)
         differ = [name for name in one if not torch.equal(one[name], other[name])]
         same = all(torch.equal(one[name], overlapped[name]) for name in one)
-        found.append((f"{kind}, stage {stage}, {keys}", differ, norms, same))
+        found.append((f"{kind}, stage {stage}, {keys}", differ, norms, [SKIPPED] if skip else [], same))
     return found
 
 
@@ -194,10 +208,10 @@ def compared(cases: list[tuple[str, int, Keys]]) -> list[tuple[str, list[str], l
 def test_weights_are_deepspeeds_to_the_last_bit(world: int, cases: list[tuple[str, int, Keys]]) -> None:
     """Also where the reductions begin inside a backward pass, on some ranks and not on others."""
     for rank in run_world(world, compared, cases, timeout_s=500):
-        for name, differ, norms, same in rank:
+        for name, differ, norms, skipped, same in rank:
             assert differ == [], name
             assert same, f"{name}: overlap changes the result"
-            assert [step for step, norm in enumerate(norms) if norm == torch.inf] in ([SKIPPED], []), name
+            assert [step for step, norm in enumerate(norms) if norm == torch.inf] == skipped, name
             assert CLIP not in name or max(norms[:SKIPPED]) > 0.5, "clipping did nothing: the test shows too little"
 
 
@@ -253,7 +267,11 @@ def bytes_sent(kind: str) -> dict[str, Counter[str]]:
 
 
 def test_gradients_take_half_of_the_bytes() -> None:
-    """bf16, per parameter and (R - 1) / R: 4 of gradients and 2 of weights, in place of 8 and 2."""
+    """bf16, per parameter and (R - 1) / R: 4 of gradients and 2 of weights, in place of 8 and 2.
+
+    That is .60 of DeepSpeed's, while .55 was asked. The weights travel as before, and gradients in fp32, so less would
+    round them.
+    """
     (found, _) = run_world(2, bytes_sent, "bf16 tied")
     print(found)
     ours, theirs = found["ours"], found["DeepSpeed's"]
@@ -353,7 +371,7 @@ def overlapped() -> dict[bool, tuple[dict[str, Tensor], list[int]]]:
         for plan, (table, reader) in plans(settings):
             of_step = partial(backward, loss_tokens=int(table.loss_tokens.sum()))
             inputs, began[0] = partial(rank_inputs, reader, table), 0
-            with patch.object(sharded, "reduce_scatter", reduce_scatter):
+            with patch.object(buckets_module, "reduce_scatter", reduce_scatter):
                 run_step(plan, engine.forward, of_step, inputs, replace(context, reduce_from_here=early))
                 engine.step(0.5)
             missing.append(len(engine._engine.optimizer.buckets) - began[0])
@@ -369,3 +387,38 @@ def test_plans_choose_which_ranks_reduce_within_their_last_backward_pass() -> No
         buckets = none_began[0]
         assert none_began == [buckets] * 4 and buckets > 4
         assert missing == ([0, buckets, 0, buckets] if rank == 1 else [0] * 4)
+
+
+class Operations(TorchDispatchMode):
+    """Counts the tensors that operations read: at least the kernels that a GPU launches for them."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += sum(isinstance(one, Tensor) for one in tree_leaves(args))
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_norm_of_a_large_shard_takes_few_operations_on_a_gpu() -> None:
+    """A meta tensor stands in for one of a GPU. In pieces of 65,536 elements the host would launch for .3 s."""
+    with Operations() as operations:
+        squared_norm([torch.empty(1 << 30, device="meta")])
+    assert operations.count < 6
+
+
+def test_squares_are_summed_in_float64() -> None:
+    """Also those that overflow in float32, and the many small ones that one large one would hide."""
+    pieces = [torch.full((3,), 1e30), torch.full((200_001,), 1e-3), torch.tensor([100.0])]
+    for chosen in (pieces[:1], pieces[1:]):
+        exact = sum(float(piece.double().square().sum()) for piece in chosen)
+        assert float(squared_norm(chosen)) == pytest.approx(exact, rel=1e-12)
+
+
+def test_padding_and_parameters_without_a_gradient_are_zero() -> None:
+    """Whatever the memory of the gradients held before."""
+    parameters = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))]
+    bucket = Bucket(parameters, None, 0, 1, on_host=False)
+    with patch.object(torch, "empty_like", lambda like, dtype: torch.full_like(like, torch.nan, dtype=dtype)):
+        parameters[0].grad = torch.ones(3)
+        bucket.add(0)
+    assert bucket.complete().tolist() == [1, 1, 1, 0, 0, 0, 0, 0]

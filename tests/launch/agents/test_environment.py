@@ -135,8 +135,8 @@ def test_launch_order_is_kept_only_where_two_communicators_meet(
         commands = node_commands(Job(ranks_of(gpus, stage, pp), nodes), RunFolder(tmp_path), None)
         return commands[0].work.environment.get("NCCL_LAUNCH_ORDER_IMPLICIT")
 
-    assert order(2, True, 3) == order(2, True, 1, pp=2) == "1"
-    assert [order(2, True, 2), order(2, False, 3), order(1, True, 3)] == [None] * 3
+    assert order(2, True, 3) == order(2, True, 2) == order(2, True, 1, pp=2) == "1"
+    assert [order(2, True, 1), order(2, False, 3), order(1, True, 3)] == [None] * 3
     monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0")
     assert order(2, True, 3) == "0", "users may know better"
 
