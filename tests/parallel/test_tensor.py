@@ -23,7 +23,7 @@ from engine.dtypes import DTYPES
 from engine.family.families import parameters_of
 from engine.models import recompute
 from engine.models.build import build_model
-from engine.models.common import again, fp8
+from engine.models.common import fp8, recomputed
 from engine.models.common.attention import Attention
 from engine.models.common.initialise import initialise
 from engine.models.common.op import Op
@@ -137,18 +137,18 @@ def saved_in_layers(shape: Model, mode: str, dtype: str, tile: int, product: Op 
     lists = dict[int, list[Any]]()
 
     def noted() -> list[Any] | None:
-        found = again.kept()
+        found = recomputed.stored_decisions()
         lists.update({} if found is None else {id(found): found})
         return found
 
-    experts_layer.kept = noted
+    experts_layer.stored_decisions = noted
     if model.experts():
         model._balancing = partial(counted, model._balancing)  # type: ignore[method-assign]
     positions = torch.arange(TOKENS)
     numbers = positions % shape.vocab
     attention = AttentionContext(unsplit(TOKENS), None, choose(CPU, DTYPES[dtype], shape.head_dim))
     model(numbers, positions, numbers, attention).backward()
-    experts_layer.kept = again.kept
+    experts_layer.stored_decisions = recomputed.stored_decisions
     chosen = sum(one.nbytes for found in lists.values() for one in found if isinstance(one, Tensor))
     return chosen + sum(storage.nbytes() for storage in kept.values())
 
