@@ -6,7 +6,7 @@ A product is an `Op`, so products stack. The innermost one does the arithmetic; 
 `ADDED` adds the gradient of the weight where it is summed over micro-batches, in float32, if the weight has a function
 `add_product` for that (engine/zero/buckets.py). A gradient of its own would be written, read and rounded to bf16 first.
 `ADDED` has no `native`: PyTorch's product would compute a gradient of its own. A function of autograd in Python instead
-takes the host 6 us longer for each product and its backward pass (1 core of an Intel Xeon). GPUs hide this time unless
+takes the host 5 us longer for each product and its backward pass (1 core of an Intel Xeon). GPUs hide this time unless
 micro-batches are so short that they wait for the host. Not measured on a GPU: `benchmarks/gpu/train.py --only added`
 and `--only apart`.
 """
