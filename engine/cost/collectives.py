@@ -67,6 +67,14 @@ def collectives(config: Config, ranks: int) -> Collectives:
     return Collectives(sent * whole * b, sent * (whole - kept) * b, sent * layer * b, sent * whole * w, 0.0, 0.0)
 
 
+def hops(ranks: int) -> int:
+    """Hops of a reduce-scatter or an all-gather over `ranks` ranks: those of NCCL's ring.
+
+    NCCL's logarithmic algorithm, PAT, needs nodes of one rank (`ncclPatEnable`, src/graph/tuning.cc).
+    """
+    return ranks - 1
+
+
 def expert_collectives(config: Config) -> tuple[float, float]:
     """Return the bytes per token that each device of an ep group sends in the forward and in the backward pass.
 

@@ -21,10 +21,10 @@ from engine.config.schema import Config
 from engine.cost import activations, calibration, flops
 from engine.cost.activations import Instant
 from engine.cost.calibration import Calibration
-from engine.cost.collectives import collectives, expert_collectives, tensor_collectives
+from engine.cost.collectives import collectives, expert_collectives, hops, tensor_collectives
 from engine.cost.datasheets import nominal, sheet_peak
 from engine.cost.linear import ffn_share, token_seconds
-from engine.cost.sizes import BUCKET, element_bytes, parameters, ray_bytes, update_bytes
+from engine.cost.sizes import bucket_elements, element_bytes, parameters, ray_bytes, update_bytes
 from engine.cost.stages import stages, work_shares
 from engine.cost.states import states
 from engine.cost.times import Rates, rounds_per_call, unsplit_times
@@ -55,7 +55,9 @@ class Costs:
     rates: Rates
     nics: float  # network cards of a node / d_tp
     slot: int  # ns of a lockstep slot in addition to its micro-batch: ZeRO's collectives that nothing hides
-    gathers: tuple[int, int]  # ns in which ZeRO-3 gathers weights in a slot while layers compute: forward, backward
+    # ns of a slot's collectives that travel while layers compute, forward and backward: ZeRO-3's gathers of weights,
+    # ZeRO-2's reductions.
+    gathers: tuple[int, int]
     step: int  # ns of a step in addition to its micro-batches, for reducing gradients and updating weights
     token_bytes: int  # saved by a device's layers per token of a micro-batch, already times `in_flight`
     instants: tuple[Instant, ...]  # other bytes of a micro-batch; [0]: in a layer's backward pass, then at the loss
@@ -75,9 +77,8 @@ class Costs:
     team_bytes: int = 0  # per token of the other members of a team: queries and results of one layer
     later_stages: tuple[Costs, ...] = ()  # the other stages of a pipeline: only their layers and bytes differ
     reduction: int = 0  # ns of `step` in which ZeRO-1 reduces gradients, if it may do so within a last backward pass
-    bucket: float = (
-        1.0  # part of the gradients that is reduced at once, and complete at the end of a backward pass only
-    )
+    # Part of the gradients that is reduced last, and complete at the end of a backward pass only.
+    last_bucket: float = 1.0
     work_shares: tuple[float, ...] = (1.0,)  # of the model's work that a device of each stage does (stages.py)
 
     @classmethod
@@ -94,7 +95,16 @@ class Costs:
         devices = tp * config.parallel.pp
         sent, reduce_rate = collectives(config, hdp.ranks), _reduce_rate(config, rates, hdp)
         hooks = model.layers * rates.gather_s if config.zero.stage == 3 else 0.0
-        reduction = sent.step / reduce_rate
+        reduction = (sent.step + sent.reduction) / reduce_rate + _latency(config, rates, hdp.ranks)
+        of_step, of_slot = (reduction, 0.0) if config.zero.stage == 1 else (0.0, reduction)
+        # Stages 1 and 2 reduce buckets while a backward pass computes, but for the last: that of the embedding if it is
+        # larger. CPUs and pipelines reduce after it (Note: [reductions and rings] in docs/design.md), and stage 3 when
+        # no layer computes (`overlap_comm` in zero/settings.py).
+        hides, last = uses_gpus(config) and config.parallel.pp == 1 and config.zero.stage < 3, 1.0
+        if hides:
+            elements = max(bucket_elements(config, hdp.ranks) * devices, model.vocab * model.hidden)
+            last = min(1.0, elements / parameters(model))
+        gathers = (sent.forward - sent.layer) / reduce_rate, (sent.backward - sent.layer) / reduce_rate
         costs = cls(
             source=f"{rates.device} ({rates.source})",
             parameters=parameters(model),
@@ -105,14 +115,12 @@ class Costs:
             rates=rates_of(config, rates, cluster, hdp),
             nics=rates.nics_per_node / tp,  # each of a rank's devices sends its part
             # Stage 3 gathers the weights of the next layer while a layer computes, so only the first layer of a pass
-            # waits for its own. Gradients are reduced when no layer computes (`overlap_comm` in zero/settings.py).
-            slot=round(NS * ((2 * sent.layer + sent.reduction) / reduce_rate + hooks)),
-            gathers=_nanoseconds(sent.forward - sent.layer, sent.backward - sent.layer, reduce_rate),
-            step=round(NS * (rates.step_s + reduction + _update_seconds(config, rates, hdp))),
-            # CPUs and pipelines reduce after the last pass (Note: [reductions and rings] in docs/design.md). The
-            # gradient of the embedding comes last, and is a bucket if it is larger than one.
-            reduction=round(NS * reduction) if uses_gpus(config) and config.parallel.pp == 1 else 0,
-            bucket=min(1.0, max(BUCKET * tp, model.vocab * model.hidden) / parameters(model)),
+            # waits for its own.
+            slot=round(NS * (2 * sent.layer / reduce_rate + hooks + last * of_slot)),
+            gathers=_nanoseconds(gathers[0], gathers[1] + (1 - last) * of_slot),
+            step=round(NS * (rates.step_s + of_step + _update_seconds(config, rates, hdp))),
+            reduction=round(NS * of_step) if hides else 0,
+            last_bucket=last,
             forward_hop_bytes=kv_elements * b,
             backward_hop_bytes=kv_elements * w,
             query_bytes=model.layers * model.heads * model.head_dim * b,
@@ -142,8 +150,8 @@ class Costs:
 
     @property
     def most_hidden(self) -> float:
-        """The most of `reduction` that backward passes hide, in ns: all but a bucket."""
-        return (1 - self.bucket) * self.reduction
+        """The most of `reduction` that backward passes hide, in ns: all but the last bucket."""
+        return (1 - self.last_bucket) * self.reduction
 
     @property
     def fixed(self) -> int:
@@ -350,22 +358,38 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster, hdp: Cluster)
     )
 
 
-def _nanoseconds(forward: float, backward: float, bytes_per_s: float) -> tuple[int, int]:
-    return round(NS * max(0.0, forward) / bytes_per_s), round(NS * max(0.0, backward) / bytes_per_s)
+def _nanoseconds(forward: float, backward: float) -> tuple[int, int]:
+    return round(NS * max(0.0, forward)), round(NS * max(0.0, backward))
+
+
+def _buckets(config: Config, ranks: int) -> int:
+    """Buckets of a device's gradients."""
+    count = parameters(config.model) / (config.parallel.tp * config.parallel.pp)
+    return math.ceil(count / bucket_elements(config, ranks))
+
+
+def _latency(config: Config, rates: Calibration, ranks: int) -> float:
+    """Seconds of the hops in which all buckets are reduced, or gathered, once; 0 in stage 3, which has `gather_s`.
+
+    A hop takes `latency_s`, as a message does. That is an upper bound: NCCL's model of a hop inside a node has a third
+    (datasheets.py).
+    """
+    return _buckets(config, ranks) * hops(ranks) * rates.latency_s if config.zero.stage < 3 else 0.0
 
 
 def _update_seconds(config: Config, rates: Calibration, hdp: Cluster) -> float:
     """Seconds in which a device updates its part of the weights, and gathers all of them.
 
     The weights of a bucket are gathered while the next bucket is updated, so all but one bucket of the shorter is
-    hidden.
+    hidden. The norm of all gradients comes first.
     """
     count = parameters(config.model) / (config.parallel.tp * config.parallel.pp)
     # The memory of a host is assumed to be as fast as copies to it.
     speed = rates.copy_bytes_per_s if config.optimizer.on_host else rates.memory_bytes_per_s
-    update = count / hdp.ranks * update_bytes(config.optimizer, config.dtype) / speed
+    first, update = (count / hdp.ranks * each / speed for each in update_bytes(config.optimizer, config.dtype))
     gather = collectives(config, hdp.ranks).gather / _reduce_rate(config, rates, hdp)
-    return max(update, gather) + min(update, gather) / math.ceil(count / BUCKET)
+    gather += _latency(config, rates, hdp.ranks)
+    return first + max(update, gather) + min(update, gather) / _buckets(config, hdp.ranks)
 
 
 def _reduce_rate(config: Config, rates: Calibration, hdp: Cluster) -> float:

@@ -15,7 +15,8 @@ from engine.family.layers import part
 from engine.family.parameters import Parameter, of_ends
 
 ELEMENT = {"bf16": 2, "fp32": 4, "fp64": 8}
-BUCKET = 1 << 26  # gradient elements that are reduced at once; a larger parameter is reduced separately
+BUCKET = 1 << 26  # gradient elements that are reduced at once, at least; a larger parameter is reduced separately
+HOP = 1 << 20  # gradient elements that travel in the time of a hop: 10 us at 400 GB/s
 SUB_GROUP = 10**9  # elements of stage 3's gradients that share one tensor on the host (DeepSpeed's sub_group_size)
 
 
@@ -58,9 +59,22 @@ def device_parameters(
     return layers + ends + model.hidden * last * only(norm)
 
 
-def bucket_elements(model: schema.Model) -> int:
-    """Most elements of a bucket of gradients, unless a single parameter has more."""
-    return min(parameters(model), BUCKET)
+def bucket_elements(config: schema.Config, ranks: int = 1) -> int:
+    """Most elements of a bucket of gradients over `ranks` HDP ranks, unless a single parameter has more.
+
+    Each bucket costs the hops of a ring of all ranks, and no backward pass hides the last one. Of P parameters in
+    buckets of n, these take P / n x ranks x hop + n / rate, which is least if n^2 = P x ranks x (hop x rate). In
+    stages 2 and 3 a bucket is memory (table.py), so it does not grow.
+    """
+    whole, growing = parameters(config.model), config.zero.stage == 1
+    devices = config.parallel.tp * config.parallel.pp
+    return min(whole, max(BUCKET, math.isqrt(whole // devices * ranks * HOP) if growing else 0))
+
+
+def experts_apart(config: schema.Config) -> bool:
+    """Whether experts have buckets of their own (engine/trainer/optimizer.py)."""
+    kept = states_of(config.optimizer)
+    return config.model.experts > 1 and (config.parallel.ep > 1 or kept["expert"] != kept["matrix"])
 
 
 def optimizer_tensors(optimizer: schema.Optimizer) -> int:
@@ -86,10 +100,23 @@ def _is_of_kind(kind: str, parameter: Parameter) -> bool:
     return kind == ("expert" if parameter.stacked else "matrix" if parameter.is_matrix else "vector")
 
 
-def update_bytes(optimizer: schema.Optimizer, dtype: str) -> int:
-    """Bytes that an update reads and writes per element of a matrix: the optimizer's values and the weight."""
+def optimizer_bytes(optimizer: schema.Optimizer, dtype: str) -> int:
+    """Bytes that a fused optimizer reads and writes per element of a matrix: its values, and the gradient."""
+    return (2 * optimizer_tensors(optimizer) + 1) * element_bytes(dtype)[1]
+
+
+def update_bytes(optimizer: schema.Optimizer, dtype: str) -> tuple[int, int]:
+    """Bytes that an update reads and writes per element of a matrix, before and while weights are gathered.
+
+    | when | what (engine/zero/sharded.py) | bytes | AdamW, bf16 |
+    |---|---|---|---|
+    | before | norm of the gradients | w read | 4 |
+    | before | scale: average and clip | w read, w written | 8 |
+    | while | optimizer | `optimizer_bytes` | 28 |
+    | while | weights, rounded from master weights | w read, b written | 6 |
+    """
     b, w = element_bytes(dtype)
-    return 2 * optimizer_tensors(optimizer) * w + b
+    return 3 * w, optimizer_bytes(optimizer, dtype) + w + b
 
 
 def pinned(size: int, many: bool = False) -> int:

@@ -19,7 +19,7 @@ from engine.config import schema
 from engine.config.devices import uses_gpus
 from engine.cost import sizes
 from engine.cost.flops import largest_layer
-from engine.cost.sizes import device_parameters, element_bytes, moments, parameters, pinned
+from engine.cost.sizes import device_parameters, element_bytes, experts_apart, moments, parameters, pinned
 from engine.cost.times import rounds_per_call
 from engine.family.families import family_of
 
@@ -38,7 +38,9 @@ LETTERS = {
     "L = max(H, E)",
     "m": "elements of the optimizer's states besides master weights: 2 * S with AdamW; S with SGD, or 0 without "
     "momentum",
-    "BUCKET, B": "67,108,864 elements, of a bucket of gradients; B = min(P, BUCKET)",
+    "BUCKET, B": "67,108,864 elements, of a bucket of gradients in stages 2 and 3; B = min(P, BUCKET)",
+    "apart": "1 if experts have buckets of their own (parallel.ep > 1, or an optimizer that keeps other states of "
+    "experts), else 0",
     "SUB_GROUP": "1,000,000,000 elements, DeepSpeed's default",
     "qk_norm": "whether the family normalises the queries and keys of each head",
     "Q": "bytes per token that these norms save for the backward pass without recomputation",
@@ -51,6 +53,7 @@ LETTERS = {
     "fp8": "whether linear_dtype is fp8",
     "added": "products of linear layers add the gradients of their weights to those of the step: on GPUs, in stages 1 "
     "and 2, without FP8",
+    "compiled": "pointwise operations are compiled: compile=always, or auto on GPUs",
     "cpu": "the devices are processes on CPUs: allocated memory is resident only once it has been written",
     "pinned(x)": "next power of two, as PyTorch allocates pinned memory; for the sum of many tensors, at most 2 * x",
 }
@@ -116,8 +119,8 @@ ROWS = (
         _Z3 + "grad_partitions_flat_buffer"),
     Row(ALWAYS, "optimizer", "partition of master weights and moments", "w * (S + m)", "not on_host",
         _ADAM),
-    Row(ALWAYS, "gather_buffers", "gradients of two buckets: one grows, one is reduced", "w * min(P, 2 * BUCKET)",
-        "stage == 2", _BUCKETS),
+    Row(ALWAYS, "gather_buffers", "gradients of buckets: one grows, or also one of experts, and one is reduced",
+        "w * min(P, (2 + apart) * BUCKET)", "stage == 2", _BUCKETS),
     Row(ALWAYS, "gather_buffers", "gradient bucket", "w * B", "stage == 3", _Z3 + "_setup_for_real_optimizer"),
     Row(ALWAYS, "gather_buffers", "copies of the bucket during its reduction", "w * B", "stage == 3 and P > BUCKET",
         _Z3 + "__avg_scatter_contiguous_grads"),
@@ -171,7 +174,7 @@ ROWS = (
     Row(LAYER, "activations", "a matrix in FP8, and its transpose", "2 * h * (max(q, f) if e == 1 else q)", "fp8",
         _FP8),
     Row(LAYER, "activations", "the same in fp32, before it is rounded", "w * h * (max(q, f) if e == 1 else q)",
-        "fp8 and cpu", _FP8),
+        "fp8 and not compiled", _FP8),
     Row(LAYER, "activations", "gradient of the head", "b * H", "last and tied", _LINEAR),
     Row(LAYER, "activations", "gradient of a SwiGLU matrix larger than the bucket, reduced separately",
         "b * E + w * (E - BUCKET)", "stage > 1 and E > BUCKET", _Z3 + _ONE_BY_ONE),
@@ -181,7 +184,7 @@ ROWS = (
     Row(SWIGLU, "activations", "gradient of the output in FP8; the product of gate and up in FP8, and its transpose, "
         "are there before the gradient of up", "h", "fp8 and e == 1 and not tile", _FP8, TOKEN),
     Row(SWIGLU, "activations", "the same product in fp32, before it is rounded", "(w - 1) * f",
-        "fp8 and cpu and e == 1 and not tile", _FP8, TOKEN),
+        "fp8 and not compiled and e == 1 and not tile", _FP8, TOKEN),
     Row(SWIGLU, "activations", "gradient of the output of the experts", "b * k * h", "e > 1 and not tile", _EXPERTS,
         TOKEN),
 
@@ -194,8 +197,8 @@ ROWS = (
 
     Row(LOSS, "logits", "input of the head", "b * h", _ALL, _CHUNKS, TOKEN),
     Row(LOSS, "logits", "gradient of the head, summed over chunks", "w * H", _ALL, _CHUNKS),
-    Row(LOSS, "logits", "gradients of two buckets: not allocated before the first gradient", "-w * min(P, 2 * BUCKET)",
-        "stage == 2", _BUCKETS),
+    Row(LOSS, "logits", "gradients of buckets: not allocated before the first gradient",
+        "-w * min(P, (2 + apart) * BUCKET)", "stage == 2", _BUCKETS),
     Row(LOSS_FEW, "logits", "logits of a chunk and their gradient", "2 * w * V", _ALL, _CHUNKS, TILE),
     Row(LOSS_FEW, "logits", "copy of the head in the wider dtype", "w * H", "cpu and b < w", _CHUNKS),
     Row(LOSS_MANY, "logits", "logits of a chunk and their gradient", "2 * w * min(V, 2 * h)", _ALL, _CHUNKS, TOKEN),
@@ -299,6 +302,8 @@ def letters(
         "tied": model.tied,
         "fp8": config.linear_dtype == "fp8",
         "added": uses_gpus(config) and zero < 3 and config.linear_dtype != "fp8",
+        "apart": int(experts_apart(config)),
+        "compiled": config.compile == "always" or (config.compile == "auto" and uses_gpus(config)),
         "cpu": not uses_gpus(config),
         "pinned": pinned,
     }

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from engine.attention.comm import Comm, Exchange, Pending
 from engine.config.schema import Model, Optimizer
 from engine.config.units import counted
-from engine.cost.sizes import update_bytes
+from engine.cost.sizes import optimizer_bytes
 from engine.hardware.measured import Copies
 from engine.hardware.timing import Run, interleaved, timed
 from engine.parallel.groups import Groups
@@ -132,7 +132,7 @@ def memory_bytes_per_s(settings: Optimizer, dtype: str, groups: Groups, seconds:
     model = nn.Linear(_UPDATED[groups.device.type], 1, bias=False, device=groups.device)
     model.weight.grad = torch.zeros_like(model.weight)
     (timing,) = interleaved([timed(build_optimizer(model, settings).step, groups.device)], groups, seconds)
-    return model.weight.numel() * update_bytes(settings, dtype) / timing.total_s
+    return model.weight.numel() * optimizer_bytes(settings, dtype) / timing.total_s
 
 
 class Message:

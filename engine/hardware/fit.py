@@ -28,7 +28,7 @@ import numpy as np
 from engine.config.schema import Config
 from engine.cost import flops
 from engine.cost.calibration import Calibration, alike
-from engine.cost.collectives import collectives
+from engine.cost.collectives import collectives, hops
 from engine.cost.datasheets import nominal, sheet_peak
 from engine.cost.model import Costs, rates_of
 from engine.cost.sizes import parameters, update_bytes
@@ -175,11 +175,11 @@ def _whole_step(measured: Measured, config: Config) -> tuple[float, float]:
     """Return the bytes/s of the gradient reduction, and the fixed seconds of a training step.
 
     The reduction follows from the optimizer's steps of models of two sizes; with one rank its rate is nominal. The
-    fixed time is a step without its micro-batches, update and reduction.
+    fixed time is a step without its micro-batches, update, reduction and the hops of both.
     """
     (small, small_s), (large, large_s) = measured.updates
     s_per_parameter = (large_s - small_s) / (large - small)
-    update = update_bytes(config.optimizer, config.dtype) / measured.ranks / measured.memory_bytes_per_s
+    update = sum(update_bytes(config.optimizer, config.dtype)) / measured.ranks / measured.memory_bytes_per_s
     if measured.ranks == 1:
         known = nominal(config.cluster.name).reduce_bytes_per_s
         return known, max(0.0, measured.fixed_s - small * update)
@@ -188,7 +188,8 @@ def _whole_step(measured: Measured, config: Config) -> tuple[float, float]:
     sent = collectives(config, measured.ranks)
     # The models are so small that they have one bucket, whose gather nothing hides.
     moved = (sent.step + sent.gather) / parameters(config.model)
-    return moved / reduce, max(0.0, measured.fixed_s - small * (reduce + update))
+    latency = 2 * hops(measured.ranks) * link(measured.transfers)[0]
+    return moved / reduce, max(0.0, measured.fixed_s - small * (reduce + update) - latency)
 
 
 def link(transfers: Sequence[tuple[int, float]]) -> tuple[float, float]:

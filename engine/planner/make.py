@@ -13,7 +13,7 @@ from engine.planner.plan.step_plan import StepPlan
 from engine.planner.planners import PLANNERS
 from engine.planner.proof.verify import verify
 from engine.planner.settings import PlanSettings
-from engine.planner.time.makespan import reduced
+from engine.planner.time.makespan import reduction_end
 from engine.units import Ints
 
 MOST_SEQUENCES = 2**21  # most sequences of a step: planning more would take minutes
@@ -66,7 +66,7 @@ def _planned(lengths: Ints, settings: PlanSettings) -> StepPlan:
     if settings.mode == "free":
         ordered = rings_first(plan)
         # A rank may have filled the wait for a ring with the micro-batch that now runs last.
-        longer = ordered is not plan and reduced(ordered, settings) > reduced(plan, settings)
+        longer = ordered is not plan and reduction_end(ordered, settings) > reduction_end(plan, settings)
         return plan if longer else ordered
     if settings.mode in planner.modes:
         return plan

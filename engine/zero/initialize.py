@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero.partition_parameters import shutdown_init_context
@@ -38,7 +39,7 @@ class _Engine(DeepSpeedEngine):
         return ShardedOptimizer(
             optimizer,
             order=[*self.module.parameters()][::-1],
-            most=bucket_elements(config.model),
+            most=bucket_elements(config, dist.get_world_size(self.seq_data_parallel_group)),
             hdp=self.seq_data_parallel_group,
             experts=axes.experts if axes else None,
             clip_norm=config.optimizer.clip_norm,

@@ -42,7 +42,7 @@ def optimizer_settings(config: Config) -> dict[str, Any]:
     zero: dict[str, Any] = {
         "stage": 3,
         "overlap_comm": False,
-        "reduce_bucket_size": bucket_elements(config.model),  # the default uses 2 GB, even for a small model
+        "reduce_bucket_size": bucket_elements(config),  # the default uses 2 GB, even for a small model
         "stage3_param_persistence_threshold": config.model.hidden,
         "stage3_prefetch_bucket_size": layer,
         "stage3_max_live_parameters": LIVE_LAYERS * layer,

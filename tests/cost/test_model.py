@@ -323,18 +323,31 @@ def test_costs_of_given_rates_are_those_of_a_file_with_them(overrides: tuple[str
     assert given.fixed == round(given.rates.micro) != Job(config).costs.fixed
 
 
+def end_of_step(count: float, ranks: int, bytes_per_s: float, most: int = 2**26) -> tuple[float, float]:
+    """Seconds in which `count` parameters are reduced, and updated and gathered, in buckets of at most `most`.
+
+    bf16: a reduce-scatter of fp32 gradients, and bf16 weights gathered, each of ranks - 1 hops a bucket. A rank reads
+    and writes 12 bytes for each of its parameters before the first gather, and 34 beside the gather of other buckets.
+    """
+    sheet = nominal("h100x8")
+    buckets, travel = math.ceil(count / most), count * (ranks - 1) / ranks / bytes_per_s
+    hops = buckets * (ranks - 1) * sheet.latency_s
+    first, update = (count / ranks * each / sheet.memory_bytes_per_s for each in (12, 34))
+    gather = 2 * travel + hops
+    return 4 * travel + hops, first + max(update, gather) + min(update, gather) / buckets
+
+
 @pytest.mark.parametrize(("nodes", "tp"), [(128, 1), (128, 2), (16, 1)])
 def test_a_step_reduces_gradients_and_updates_weights(nodes: int, tp: int) -> None:
-    """bf16: a reduce-scatter of fp32 gradients, and bf16 weights gathered; a rank reads and writes 12 bytes for each of
-    its parameters, beside the gather of other buckets. The groups of tp ranks share the 8 network cards of a node."""
+    """The groups of tp ranks share the 8 network cards of a node. Buckets grow with the ranks."""
     costs, sheet = of(f"cluster.nodes={nodes}", "context=16K", f"parallel.tp={tp}"), nominal("h100x8")
     ranks = nodes * 8 // tp
-    travel = costs.parameters / tp * 6 * (ranks - 1) / ranks / (8 / tp * sheet.network_bytes_per_s)
-    update = costs.parameters / tp / ranks * (2 * 12 + 2) / sheet.memory_bytes_per_s
-    assert costs.step == round(1e9 * (sheet.step_s + travel + update / math.ceil(costs.parameters / tp / 2**26)))
-    assert costs.reduction == round(1e9 * travel * 4 / 6)
-    assert costs.bucket == pytest.approx(max(2**26 * tp, 32000 * 4096) / costs.parameters), "the embedding is the last"
-    assert costs.most_hidden == pytest.approx((1 - costs.bucket) * costs.reduction)
+    most = math.isqrt(costs.parameters // tp * ranks * 2**20)
+    reduction, update = end_of_step(costs.parameters / tp, ranks, 8 / tp * sheet.network_bytes_per_s, most)
+    assert costs.step == pytest.approx(1e9 * (sheet.step_s + reduction + update), abs=1)
+    assert costs.reduction == pytest.approx(1e9 * reduction, abs=1)
+    assert costs.last_bucket == pytest.approx(max(most * tp, 32000 * 4096) / costs.parameters)
+    assert costs.most_hidden == pytest.approx((1 - costs.last_bucket) * costs.reduction)
 
 
 @pytest.mark.parametrize("overrides", [("zero.stage=2",), ("parallel.pp=2",), ("cluster=local", "context=8K")])
@@ -347,27 +360,30 @@ def test_an_update_slower_than_the_gather_hides_it() -> None:
     """On the host: all but the gather of the last bucket."""
     one = of("optimizer.on_host=true", "cluster.nodes=1", "context=8K")
     sheet = nominal("h100x8")
-    update = one.parameters / 8 * (2 * 12 + 2) / sheet.copy_bytes_per_s
-    travel = one.parameters * 7 / 8 / sheet.node_bytes_per_s
-    buckets = math.ceil(one.parameters / 2**26)
-    assert one.step == round(1e9 * (sheet.step_s + 4 * travel + update + 2 * travel / buckets))
+    update = one.parameters / 8 * (12 + 34) / sheet.copy_bytes_per_s
+    travel, hops = one.parameters * 7 / 8 / sheet.node_bytes_per_s, 7 * sheet.latency_s
+    buckets = math.ceil(one.parameters / math.isqrt(one.parameters * 8 * 2**20))
+    last = 2 * travel / buckets + hops
+    assert one.step == pytest.approx(1e9 * (sheet.step_s + 4 * travel + buckets * hops + update + last), abs=1)
 
 
 def test_a_slot_waits_for_reductions_and_the_first_gather_of_each_pass() -> None:
-    """bf16: stages 2 and 3 reduce and scatter 4 bytes of each gradient; stage 3 gathers weights of 2."""
+    """bf16: stages 2 and 3 reduce and scatter 4 bytes of each gradient, stage 2 all but the last bucket, the embedding,
+    beside the backward pass; stage 3 gathers weights of 2."""
     one, two, three = (of(f"zero.stage={stage}") for stage in (1, 2, 3))
     # To move a byte of each parameter, over the 8 network cards of a node.
     ns = 1e9 * one.parameters * 1023 / 1024 / (8 * nominal("h100x8").network_bytes_per_s)
     layer = 2 / 32 * (one.parameters - 2 * 32000 * 4096 - 65 * 4096) / one.parameters
     assert (one.slot, one.gathers) == (0, (0, 0))
-    assert (two.slot, two.gathers) == (pytest.approx(4 * ns), (0, 0))
+    rate, last = 8 * nominal("h100x8").network_bytes_per_s, 32000 * 4096 / one.parameters
+    reduction, update = (1e9 * seconds for seconds in end_of_step(one.parameters, 1024, rate))
+    assert (two.slot, two.gathers) == (pytest.approx(last * reduction), (0, pytest.approx((1 - last) * reduction)))
     assert three.slot == pytest.approx((4 + 2 * layer) * ns)
     kept = 2 * layer + 2 * 32000 * 4096 / one.parameters  # two layers and the head stay between the passes
     assert three.gathers == (pytest.approx((2 - layer) * ns), pytest.approx((2 - layer - kept) * ns))
-    assert two.step == pytest.approx(one.step - 4 * ns)
-    update = one.parameters / 1024 * (2 * 12 + 2) / nominal("h100x8").memory_bytes_per_s
-    hidden = 1e9 * update * (1 - 1 / math.ceil(one.parameters / 2**26))
-    assert three.step == pytest.approx(two.step - 2 * ns + hidden)
+    fixed = 1e9 * nominal("h100x8").step_s
+    assert two.step == pytest.approx(fixed + update)
+    assert three.step == pytest.approx(fixed + 1e9 * one.parameters / 1024 * 46 / nominal("h100x8").memory_bytes_per_s)
 
 
 @pytest.mark.parametrize("overrides", [(), ("parallel.tp=2",), ("cluster.nodes=2", "parallel.pp=2")])
@@ -376,9 +392,9 @@ def test_inside_one_node_gradients_and_weights_travel_over_its_links(overrides: 
     costs, sheet = of("cluster.nodes=1", "context=8K", *overrides), nominal("h100x8")
     group = costs.devices
     ranks = 16 // group if "cluster.nodes=2" in overrides else 8 // group
-    travel = costs.parameters / group * 6 * (ranks - 1) / ranks / sheet.node_bytes_per_s
-    update = costs.parameters / group / ranks * (2 * 12 + 2) / sheet.memory_bytes_per_s
-    assert costs.step == round(1e9 * (sheet.step_s + travel + update / math.ceil(costs.parameters / group / 2**26)))
+    most = max(2**26, math.isqrt(costs.parameters // group * ranks * 2**20))
+    reduction, update = end_of_step(costs.parameters / group, ranks, sheet.node_bytes_per_s, most)
+    assert costs.step == pytest.approx(1e9 * (sheet.step_s + reduction + update), abs=1)
 
 
 def test_a_network_faster_than_what_a_reduction_reaches_in_a_node_does_not_speed_it_up() -> None:
@@ -400,8 +416,10 @@ def test_groups_of_shares_of_experts_use_the_network_cards_of_a_node_together() 
             "cluster.device_memory=800GiB",
         ]
     )
-    sent = collectives(config, 32).reduction
-    assert Job(config).costs.slot == round(1e9 * sent / nominal("h100x8").network_bytes_per_s)
+    sent, sheet, costs = collectives(config, 32).reduction, nominal("h100x8"), Job(config).costs
+    hops = math.ceil(costs.parameters / 2**26) * 31 * sheet.latency_s
+    whole = costs.slot + costs.gathers[1]
+    assert whole == pytest.approx(1e9 * (sent / sheet.network_bytes_per_s + hops), abs=1)
 
 
 @given(st.integers(0, 10**7), st.integers(0, PPM), st.integers(1, 80))

@@ -10,6 +10,7 @@ from engine.config.load import load
 from engine.config.schema import Config, Model
 from engine.cost.sizes import bucket_elements, parameters
 from engine.cost.states import States, states
+from engine.cost.table import LAYER, letters, total
 from engine.models.build import build_model
 from tests.cost.shapes import GPU, SMALL, SPARSE, shape
 
@@ -40,9 +41,14 @@ def test_states_under_zero_1() -> None:
     assert held(SMALL, "fp32", 2, 1).device == (4 + 4) * count + 12 * math.ceil(count / 2)
 
 
-def test_a_bucket_is_no_larger_than_the_model_and_than_256_mib() -> None:
-    assert bucket_elements(SMALL) == parameters(SMALL)
-    assert 4 * bucket_elements(load(["model=llama7b", "context=1K", "capacity=1K"]).model) == 256 << 20
+def test_a_bucket_is_no_larger_than_the_model_and_grows_with_the_ranks_in_stage_1_only() -> None:
+    """Twice as large with four times as many ranks; with 12,288 it has all of a 7B model."""
+    small = [config_of(SMALL, "fp32", stage) for stage in STAGES]
+    assert [bucket_elements(config, 8) for config in small] == [parameters(SMALL)] * 3
+    one, *others = (load(["model=llama7b", "context=1K", "capacity=1K", f"zero.stage={stage}"]) for stage in STAGES)
+    assert [bucket_elements(config, ranks) for config in others for ranks in (1, 12288)] == [2**26] * 4
+    assert bucket_elements(one, 512) == pytest.approx(2 * bucket_elements(one, 128))
+    assert 2**26 < bucket_elements(one, 2) < bucket_elements(one, 12288) == parameters(one.model)
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
@@ -79,7 +85,7 @@ def test_pinned_memory_comes_in_powers_of_two(monkeypatch: pytest.MonkeyPatch) -
 def test_a_head_larger_than_two_layers_is_gathered_whole() -> None:
     model = shape(**vars(SMALL) | {"vocab": 10_000})
     found = held(model, "bf16", 8, 3).gather_buffers
-    assert found == 2 * 64 * 10_000 + 4 * bucket_elements(model)
+    assert found == 2 * 64 * 10_000 + 4 * parameters(model)
 
 
 @pytest.mark.parametrize("ranks", [1, 8, 1000])
@@ -105,6 +111,15 @@ def test_the_buffers_of_a_reduction(dtype: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("engine.cost.sizes.BUCKET", 1500)
     larger = [held(SMALL, dtype, 2, stage).gather_buffers for stage in STAGES]
     assert [after - before for before, after in zip(buffers, larger, strict=True)] == [0, 2 * 4 * 500, 2 * 4 * 500]
+
+
+def test_experts_with_buckets_of_their_own_have_one_more_in_stage_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of experts and of other parameters alternate, so a bucket of each grows while another is reduced."""
+    monkeypatch.setattr("engine.cost.sizes.BUCKET", 1000)
+    for model, ep, buckets in ((SPARSE, 2, 3), (SPARSE, 1, 2), (SMALL, 1, 2)):
+        keys = ["cluster.ranks_per_node=8"]
+        keys += [f"parallel.ep={ep}", "model.family=mixtral", "model.experts=8", "model.top_k=2"] if ep > 1 else []
+        assert held(model, "fp32", 4, 2, *keys).gather_buffers == buckets * 4 * 1000
 
 
 @pytest.mark.parametrize(("dtype", "stage"), list(product(("bf16", "fp32"), STAGES)))
@@ -153,5 +168,15 @@ def test_of_a_model_over_several_devices_each_holds_a_part_but_as_large_a_bucket
         kept = 4 if stage == 3 else 1
         assert half.parameters == pytest.approx(whole.parameters / 2 + 4 * norms / 2 / kept, abs=4)
         assert half.optimizer == pytest.approx(whole.optimizer / 2 + 12 * norms / 2 / 4, abs=12)
-        gathered = whole.gather_buffers - copies * 4 * bucket_elements(model)
+        gathered = whole.gather_buffers - copies * 4 * min(2**26, parameters(model))
         assert half.gather_buffers == pytest.approx(bucket + gathered // 2, abs=4 * norms)
+
+
+def test_fp8_rounds_in_fp32_where_nothing_is_compiled() -> None:
+    """On GPUs too: 4 bytes of each element of the largest matrix, before it is rounded."""
+    keys = ("linear_dtype=fp8",)
+    auto, never, always = (
+        total(LAYER, letters(config_of(SMALL, "bf16", 1, *keys, f"compile={wish}")))
+        for wish in ("auto", "never", "always")
+    )
+    assert (never - auto, always) == (4 * 64 * 160, auto)

@@ -55,7 +55,8 @@ def measured(ranks: int = 2) -> Measured:
     todo = cases(ours.model.layers, 1, ranks, longest=8192)
     sizes = (4096, 1 << 19)
     parameters = (40_000, 4_000_000)
-    update = 28 / ranks / TRUE.memory_bytes_per_s
+    update = 48 / ranks / TRUE.memory_bytes_per_s
+    hop = 2 * (ranks - 1) * TRUE.latency_s  # of the reduction and of the gather
     travel = (ranks - 1) / ranks * 8 / TRUE.reduce_bytes_per_s
     return Measured(
         device=TRUE.device,
@@ -67,12 +68,12 @@ def measured(ranks: int = 2) -> Measured:
         transfers=tuple((size, TRUE.latency_s + size / TRUE.node_bytes_per_s) for size in sizes if ranks > 1),
         sharded=_sharded(ours) if ranks > 1 else None,
         overlap=TRUE.overlap if ranks > 1 else 0.0,
-        updates=tuple((count, 2e-3 + count * (update + travel)) for count in parameters),
+        updates=tuple((count, 2e-3 + hop + count * (update + travel)) for count in parameters),
         copies=Copies(to_host=TRUE.copy_bytes_per_s, to_device=1.1 * TRUE.copy_bytes_per_s, at_once=8e9),
         memory_bytes_per_s=TRUE.memory_bytes_per_s,
         kernel="fused_cpu",
         shape_build_s=(0.44, 0.55),
-        fixed_s=TRUE.step_s + parameters[0] * (update + travel),
+        fixed_s=TRUE.step_s + hop + parameters[0] * (update + travel),
     )
 
 

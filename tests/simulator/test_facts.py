@@ -82,7 +82,7 @@ def test_bytes_may_exceed_int64(plan: StepPlan) -> None:
 def test_the_outcome_of_a_step(world: World) -> None:
     """Compute, exposed transfers, the end of the step as far as it does not hide, and the bubble add up to the step."""
     plan, asked = world
-    settings = replace(asked, costs=replace(asked.costs, step=31_337, reduction=20_000, bucket=0.25))
+    settings = replace(asked, costs=replace(asked.costs, step=31_337, reduction=20_000, last_bucket=0.25))
     line = simulate(plan, settings)
     found = outcome(plan, settings, line)
     closing = 31_337 - line.hidden

@@ -50,7 +50,7 @@ def test_times_are_those_of_the_slow_simulator(world: World) -> None:
 @pytest.mark.parametrize(("reduction", "hidden"), [(0, 0), (20, 15), (100, 31.5)])
 def test_a_reduction_hides_behind_the_last_backward_passes_except_for_a_bucket(reduction: int, hidden: float) -> None:
     """In four buckets. Rank 0 finishes last, at 60 ns, and has its first bucket at 60 - 3 / 4 x 42."""
-    asked = replace(of(2), costs=replace(FREE.costs, step=reduction + 7, reduction=reduction, bucket=0.25))
+    asked = replace(of(2), costs=replace(FREE.costs, step=reduction + 7, reduction=reduction, last_bucket=0.25))
     plan = emit("by hand", "free", 2, 99, ints(6, 3), [[(0, (0,))], [(1, (1,))]])
     line = simulate(plan, asked)
     assert (line.makespan, line.hidden) == (60, hidden)
@@ -63,7 +63,7 @@ def test_a_reduction_hides_behind_the_last_backward_passes_except_for_a_bucket(r
 def test_a_reduction_ends_as_if_each_bucket_were_simulated(world: World, buckets: int, share: float) -> None:
     plan, asked = world
     reduction = round(share * simulate(plan, asked).makespan)
-    asked = replace(asked, costs=replace(asked.costs, reduction=reduction, bucket=1 / buckets))
+    asked = replace(asked, costs=replace(asked.costs, reduction=reduction, last_bucket=1 / buckets))
     line = simulate(plan, asked)
     if plan.mode != "free":
         assert line.hidden == 0

@@ -71,7 +71,7 @@ def train(settings: Config, added: bool) -> tuple[dict[str, Tensor], Watched, Co
         patch.object(
             ShardedOptimizer, "reduce_gradients", lambda *given, **more: watched.reduce_gradients(*given, **more)
         ),
-        patch("engine.zero.initialize.bucket_elements", lambda model: 4000),
+        patch("engine.zero.initialize.bucket_elements", lambda *_: 4000),
     ):
         model = model_of(settings, away)
         engine = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings)

@@ -354,7 +354,7 @@ def overlapped() -> dict[bool, tuple[dict[str, Tensor], list[int]]]:
     context, found = rank_context(torch.float32), {}
     for overlap in (False, True):
         model = llama(settings, torch.float32)
-        with patch("engine.zero.initialize.bucket_elements", lambda model: 4000):
+        with patch("engine.zero.initialize.bucket_elements", lambda *_: 4000):
             engine = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings)
         early = engine.reduce_from_here if overlap else None
         in_backward, began, missing = [False], [0], list[int]()

@@ -19,7 +19,7 @@ from engine.planner.plan import rings
 from engine.planner.plan.modes import lockstep
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
-from engine.planner.time.makespan import reduced
+from engine.planner.time.makespan import reduction_end
 from engine.units import Ints
 
 _NEAR = 1.02  # a step of at most this many times its lower bound is short enough
@@ -43,13 +43,14 @@ def adaptive(lengths: Ints, settings: PlanSettings) -> StepPlan:
     if plain >= settings.capacity:
         return plan
     # A step that is close to its bound cannot become much shorter, so no other capacity is tried.
-    end, near = reduced(plan, settings), _NEAR * lower_bound(lengths, settings)
+    exposed = settings.costs.reduction - settings.costs.most_hidden
+    end, near = reduction_end(plan, settings), _NEAR * (lower_bound(lengths, settings) + exposed)
     for capacity in (plain, 2 * plain):
         if end > near and capacity < settings.capacity and int(lengths.max()) <= capacity * settings.ranks:
             smaller = replace(settings, capacity=capacity)
             other = ratios.fitted(plans[settings.mode](lengths, smaller), smaller)
-            if reduced(other, settings) < end:
-                plan, end = replace(other, capacity=settings.capacity), reduced(other, settings)
+            if reduction_end(other, settings) < end:
+                plan, end = replace(other, capacity=settings.capacity), reduction_end(other, settings)
     return plan
 
 
@@ -77,7 +78,7 @@ def _in_free_mode(lengths: Ints, settings: PlanSettings) -> StepPlan:
     plan = free_plan(without, best, settings)
     if len(lengths) <= min(_FEW_PER_RANK * settings.ranks, LARGE):
         other_plan = replace(static(lengths, settings, rings.HOP), planner=plan.planner)
-        plan = min(plan, other_plan, key=lambda one: reduced(one, settings))
+        plan = min(plan, other_plan, key=lambda one: reduction_end(one, settings))
     return plan
 
 

@@ -95,7 +95,7 @@ def gang_times(plan: StepPlan, costs: Costs, cluster: Cluster) -> Gangs:
 def by_slot(plan: StepPlan, gangs: Gangs, costs: Costs) -> tuple[Floats, Floats]:
     """Return the forward and backward times of each lockstep slot, [slots] each, without `costs.slot`.
 
-    Each is the maximum over the slot's gangs, and over ZeRO-3's gathers as far as they hide behind it.
+    Each is the maximum over the slot's gangs, and over the collectives that travel beside it (`Costs.gathers`).
     """
     slots = int(plan.slot.max()) + 1
     forward, backward = np.zeros(slots), np.zeros(slots)
@@ -106,7 +106,7 @@ def by_slot(plan: StepPlan, gangs: Gangs, costs: Costs) -> tuple[Floats, Floats]
 
 
 def with_gathers(times: Floats, costs: Costs) -> Floats:
-    """Add ZeRO-3's gathers, as far as they do not hide, to the forward and backward times of slots, [2, slots]."""
+    """Add `Costs.gathers`, as far as they do not hide, to the forward and backward times of slots, [2, slots]."""
     gathers = np.array(costs.gathers, dtype=np.float64)[:, None]
     found: Floats = np.maximum(times, gathers) + (1.0 - costs.rates.overlap) * np.minimum(times, gathers)
     return found

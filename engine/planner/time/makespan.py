@@ -43,7 +43,7 @@ class Timing(NamedTuple):
     hidden: float = 0.0  # of the reduction of gradients, behind last backward passes
 
 
-def reduced(plan: StepPlan, settings: PlanSettings) -> float:
+def reduction_end(plan: StepPlan, settings: PlanSettings) -> float:
     """Return the time at which a plan's gradients are reduced, in ns. Candidates of free mode are compared by it."""
     timed = timing(plan, gang_times(plan, settings.costs, settings.cluster), settings.costs)
     return timed.makespan + settings.costs.reduction - timed.hidden
@@ -66,7 +66,7 @@ def timing(plan: StepPlan, gangs: Gangs, costs: Costs) -> Timing:
         start, stop = _free(gang_order(plan), first, members, plan.micro_rank, gangs.forward + gangs.backward)
         last = plan.micro_start[1:] - 1
         passes = plan.overlap * gangs.backward[plan.gang[last]]
-        first_bucket = float((stop[last] - (1 - costs.bucket) * passes).max())  # the last rank has it
+        first_bucket = float((stop[last] - (1 - costs.last_bucket) * passes).max())  # the last rank has it
         finished = float(stop.max())
         return Timing(start, stop, finished, min(finished - first_bucket, costs.most_hidden))
     stages = plan.stages
