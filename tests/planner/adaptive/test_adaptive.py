@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,10 +14,13 @@ from engine.config.load import load
 from engine.data.lengths import step_lengths
 from engine.data.mixes import draw_documents
 from engine.job import Job
+from engine.planner import ratios
+from engine.planner.adaptive.adaptive import adaptive
 from engine.planner.adaptive.workload import lower_bound
 from engine.planner.make import plan_step
 from engine.planner.plan.loads import micro_tokens
 from engine.planner.plan.modes import lockstep
+from engine.planner.plan.step_plan import StepPlan
 from engine.planner.planners import PLANNERS
 from engine.planner.proof.verify import verify
 from engine.planner.settings import PlanSettings
@@ -26,6 +30,7 @@ from tests.planner.executor import finishes
 from tests.planner.samples import COSTS, device, ints, lengths, settings
 from tests.presets import LLAMA3_8B_256K, LLAMA7B_256K
 
+FITTED = ratios.fitted
 H200 = [*LLAMA7B_256K, "cluster=h200x8", "cluster.nodes=8"]
 
 
@@ -154,3 +159,25 @@ def test_a_capacity_that_needs_offload_does_not_slow_short_sequences(stage: int)
     assert plain < 40_000
     least = makespan(plan_step(step, replace(ours, capacity=plain)), ours)
     assert makespan(plan_step(step, ours), ours) <= 1.01 * least
+
+
+def test_a_reduction_that_nothing_hides_makes_no_step_far_from_its_bound() -> None:
+    """A plan that is as short as the bound is the only one that is tried."""
+    keys = [*LLAMA3_8B_256K, "cluster.nodes=16", "parallel.tp=2", "zero.stage=1", "recompute=none"]
+    config = load([*keys, "offload.ratio=auto", "capacity=110K", "cluster.headroom=0"])
+    ours, (step,) = Job(config).settings, step_lengths(config, 1, lambda _: None)
+    for reduction in (0, 10**12):
+        tried = list[float]()
+
+        def fitted(plan: StepPlan, given: PlanSettings, tried: list[float] = tried) -> StepPlan:
+            found = FITTED(plan, given)
+            tried.append(makespan(found, given))
+            return found
+
+        asked = replace(ours, costs=replace(ours.costs, reduction=reduction, last_bucket=1.0))
+        with (
+            patch.object(ratios, "fitted", fitted),
+            patch("engine.planner.adaptive.adaptive.lower_bound", lambda *_, tried=tried: tried[0]),
+        ):
+            assert adaptive(step, asked).offload.any()
+        assert len(tried) == 1
