@@ -126,8 +126,8 @@ def read(path: Path, cluster: str) -> Calibration:
         found = read_object(path, error=ConfigError)
     except OSError as error:
         raise _refusal(path, f"it cannot be read: {error.strerror}") from error
-    except ConfigError as error:
-        raise _refusal(path, f"it {error}") from error
+    except ConfigError as error:  # at the file, or at a line of it
+        raise _refusal(error.problems[0].key or path, f"it {error}") from error
     try:
         written = format_number(found, SCHEMA, str(path), ConfigError, key="schema")
     except ConfigError as error:
@@ -166,6 +166,6 @@ def _problem(name: str, value: Any) -> str | None:
     return None if least <= value <= _MOST else f"must be from {least} to {_MOST}"
 
 
-def _refusal(path: Path, reason: str) -> ConfigError:
+def _refusal(path: Path | str, reason: str) -> ConfigError:
     message = f"the calibration {path} cannot be used: {reason}"
     return ConfigError(message, key="cluster.calibration", hint="make one with `bytescale profile-hardware`")

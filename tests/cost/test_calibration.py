@@ -135,6 +135,11 @@ def test_what_is_no_calibration(file: Path, text: str) -> None:
     refusal(file)
 
 
+def test_an_unfinished_file_is_refused_with_its_line(file: Path) -> None:
+    file.write_text('{\n"schema": 4')
+    assert f"{file}:2 " in refusal(file)
+
+
 @pytest.mark.parametrize("number", [SCHEMA + 1, 0, -1, "two", None])
 def test_a_newer_format_or_one_that_never_was_is_refused_with_its_number(file: Path, number: object) -> None:
     file.write_text(json.dumps({"schema": number, **asdict(OURS), "new_s": 1}))
