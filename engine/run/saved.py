@@ -51,6 +51,9 @@ def find(source: Path) -> Path:
     if not found:
         hint = "choose a run, or a checkpoint RUN/checkpoints/step-...; `bytescale ckpt list RUN` lists those of a run"
         what = "is neither a checkpoint nor a run that has one" if source.is_dir() else "no such folder"
+        if RunFolder(source).resolved.is_file():
+            what = "has no checkpoint yet"
+            hint = "`bytescale runs status RUN` shows how far it is; it saves one every run.checkpoint_every steps"
         raise CheckpointError(what, key=str(source), hint=hint)
     return found[0]
 

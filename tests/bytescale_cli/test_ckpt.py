@@ -64,6 +64,15 @@ def test_a_list_marks_damaged_checkpoints(tmp_path: Path, capsys: pytest.Capture
     assert [one["damaged"] for one in found] == ["manifest.json is missing"] * 2
 
 
+@pytest.mark.parametrize("command", [["list"], ["verify"], ["inspect"], ["prune", "--keep", "1"]])
+def test_a_run_without_a_checkpoint_says_so(
+    tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "resolved.yaml").touch()
+    error = failed(capsys, ["ckpt", *command, str(tmp_path)], 5, tmp_path)["error"]
+    assert error["message"] == "has no checkpoint yet" and "runs status" in error["hint"]
+
+
 def test_verify_exits_with_5_if_a_checkpoint_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     older, newest = (save(tmp_path / "checkpoints", step) for step in (1, 2))
     assert run(["ckpt", "verify", str(tmp_path)]) == 0
