@@ -553,12 +553,18 @@ def _reports_damage(folder: Path, name: str = MANIFEST) -> Iterator[None]:
     except PermissionError:
         raise
     except FileNotFoundError as error:
-        raise _damage(folder, f"{Path(error.filename).name} is missing") from error
+        raise _damage(folder, f"{_shown(error.filename, folder)} is missing") from error
     except OSError as error:
-        place = name if error.filename is None else Path(error.filename).name
+        place = name if error.filename is None else _shown(error.filename, folder)
         raise _damage(folder, f"{place} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damage(folder, f"{name} is unreadable") from error
+
+
+def _shown(file: str, folder: Path) -> str:
+    """The path of a file as the manifest of the checkpoint has it."""
+    path = Path(file)
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
 
 
 def _damage(folder: Path, what: str) -> CheckpointError:

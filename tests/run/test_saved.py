@@ -32,7 +32,7 @@ def test_a_list_includes_damaged_checkpoints_and_hashes_nothing(
         None,
         *["manifest.json is unreadable"] * 2,
         "manifest.json is missing",
-        "b.pt is missing",
+        "zero/b.pt is missing",
         "zero/b.pt has 0 bytes instead of 10",
     ]
     assert [one["ranks"] for one in found] == [1, None, None, None, 1, 1]
