@@ -227,9 +227,10 @@ def _changed_documents(folder: RunFolder, corpora: Corpora, cursor: Cursor) -> s
 
 
 def _new_schedule(checkpoint: Path, step: int, config: Config) -> str | None:
-    """Describe how the learning rate changes after `step` if the run is longer or shorter than before, else None.
+    """Describe how the learning rate changes after `step` if the run is longer or shorter than before.
 
-    The rate is a function of `run.steps`, so it jumps. The schedule before is that of the run of the checkpoint.
+    The rate is a function of `run.steps`, so it jumps. The schedule before is that of the run of the checkpoint. None
+    if nothing changes in the digits that are shown.
     """
     try:
         before = read_resolved(RunFolder(checkpoint.parent.parent).resolved)
@@ -239,9 +240,14 @@ def _new_schedule(checkpoint: Path, step: int, config: Config) -> str | None:
     if before.run.steps == steps or step >= steps:
         return None
     was = learning_rate(step, before.run.steps, before.optimizer)
-    now, last = (learning_rate(at, steps, config.optimizer) for at in (step + 1, steps))
-    jump = f"goes from {was:.3g} in step {step} to {now:.3g} in step {step + 1}"
-    end = f", and is {last:.3g} in step {steps}" if steps > step + 1 else ""
+    then = (learning_rate(at, steps, config.optimizer) for at in (step + 1, steps))
+    rate, now, last = (f"{each:.3g}" for each in (was, *then))
+    if rate == now == last:
+        return None
+    jump = f"goes from {rate} in step {step} to {now} in step {step + 1}"
+    if rate == now:
+        jump = f"is {rate} in steps {step} and {step + 1}"
+    end = f", and is {last} in step {steps}" if steps > step + 1 else ""
     return f"run.steps: {before.run.steps} -> {steps}: the learning rate {jump}{end}"
 
 

@@ -144,10 +144,10 @@ def test_a_longer_run_says_what_the_learning_rate_does(tmp_path: Path) -> None:
     line = "run.steps: 4 -> 8: the learning rate goes from 0.1 in step 4 to 0.378 in step 5, and is 0.1 in step 8"
     assert [one for one in said if "learning rate" in one] == [line] * 2
     train(config(tmp_path, "run.steps=5", *rates), dry_run=True, say=said.append)
-    assert "run.steps: 4 -> 5: the learning rate goes from 0.1 in step 4 to 0.1 in step 5" in said, "nothing twice"
+    assert len([one for one in said if "learning rate" in one]) == 2, "it stays 0.1"
     (tmp_path / "run" / "resolved.yaml").write_text("steps: unknown")
     train(config(tmp_path, f"run.out={tmp_path / 'other'}"), str(checkpoint), dry_run=True, say=said.append)
-    assert len([one for one in said if "learning rate" in one]) == 3, "a run of another version: nothing is known"
+    assert len([one for one in said if "learning rate" in one]) == 2, "a run of another version: nothing is known"
 
 
 def test_other_hosts_are_not_local(tmp_path: Path) -> None:
