@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config.schema import BASELINE, Config
+from engine.config.schema import BASELINE, BEST, Config
 from engine.config.units import counted
 from engine.fit.estimate import Estimate
 from engine.job import Job
@@ -15,6 +15,8 @@ from engine.planner.plan.loads import unsplit_share
 from engine.planner.plan.step_plan import StepPlan
 from engine.report.words import hdp_ranks, long_seconds, memory_unit, short_seconds, short_tokens
 from engine.run.speed import Line, Speed, faster
+
+_EVEN = 1.005  # smaller ratios are shown as 1.00
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def of_runs(
         fast, slow = (names[at] for at in pair)
     ranks = [Job(configs[at]).cluster.ranks for at in pair]
     where = "" if ranks[0] == ranks[1] else f", on {counted(ranks[0], 'rank')} against {ranks[1]:,}"
-    even = found.ratio < 1.005
+    even = found.ratio < _EVEN
     text = f"{fast} and {slow} are equally fast" if even else f"{fast} is {found.ratio:.2f} times as fast as {slow}"
     text += f"{where}: "
     if found.seconds is not None:
@@ -89,7 +91,8 @@ def of_plan(plan: StepPlan, facts: Mapping[str, Any], config: Config) -> Headlin
 def of_simulation(runs: Sequence[Mapping[str, Any]], tune: str) -> Headline:
     """The best speed-up over the fastest fixed mesh, of all points of a sweep.
 
-    If no planner is faster, `tune` is the command to recommend, which searches faster settings.
+    Of rows with the same speed-up as shown, it is that of the planner that hints recommend. If no planner is faster,
+    `tune` is the command to recommend, which searches faster settings.
     """
     best: tuple[float, Mapping[str, Any], Mapping[str, Any]] | None = None
     for point in dict.fromkeys(run.get("sweep") for run in runs):
@@ -97,19 +100,26 @@ def of_simulation(runs: Sequence[Mapping[str, Any]], tune: str) -> Headline:
         others = [run for run in here if run["planner"] != BASELINE]
         fixed = min((run for run in here if run["planner"] == BASELINE), key=_seconds, default=None)
         if fixed is not None and others:
-            fastest = min(others, key=_seconds)
-            ratio = _seconds(fixed) / _seconds(fastest)
+            ratios = [_seconds(fixed) / _seconds(run) for run in others]
+            even = [each for each in zip(ratios, others, strict=True) if f"{each[0]:.2f}" == f"{max(ratios):.2f}"]
+            ratio, fastest = max(even, key=lambda each: (each[1]["planner"] == BEST, each[0]))
             if best is None or ratio > best[0]:
                 best = ratio, fastest, fixed
     if best is None:
         return Headline(short_seconds(_seconds(runs[0])), f"per step of {runs[0]['planner']}, as simulated.")
     ratio, fastest, fixed = best
-    if ratio < 1:
+    if ratio <= 1 / _EVEN:
         return slower(fastest, fixed, tune)
     mesh = "the best fixed mesh (static, tuned)" if fixed.get("tuned") else "a fixed mesh (static)"
     at = f", at {fastest['sweep']}" if "sweep" in fastest else ""
+    if ratio < _EVEN:
+        text = (
+            f"No planner is faster than {mesh}{at}: a simulated step takes {short_seconds(_seconds(fixed))}, with "
+            f"{fastest['label']} {short_seconds(_seconds(fastest))}, on {counted(int(fastest['ranks']), 'rank')}."
+        )
+        return Headline("equally fast", text)
     text = (
-        f"{fastest['planner']} is {ratio:.2f} times as fast as {mesh}{at}: a simulated step takes "
+        f"{fastest['label']} is {ratio:.2f} times as fast as {mesh}{at}: a simulated step takes "
         f"{short_seconds(_seconds(fastest))} instead of {short_seconds(_seconds(fixed))} on "
         f"{counted(int(fastest['ranks']), 'rank')}."
     )

@@ -10,7 +10,7 @@ import pytest
 from engine.config.load import load
 from engine.fit.estimate import estimate
 from engine.job import Job
-from engine.report.headline import Headline
+from engine.report.headline import Headline, of_simulation
 from engine.report.memory_page import memory_page
 from engine.report.page import Figure, Page, Table
 from tests.report.elements import Elements
@@ -72,6 +72,24 @@ def test_a_simulation_has_bars_and_a_timeline_of_each_planner_on_its_own_scale()
     (table,) = page.tables
     assert [row[0] for row in table.rows] == ["static", "adaptive"]
     assert "speed-up" in table.columns and dict(page.head)["ranks"] == "4 ranks"
+
+
+def test_a_simulation_claims_no_speed_up_that_rounds_to_1() -> None:
+    """Of rows that are equally fast, the headline names that of adaptive; its label, not its planner, names a row."""
+    names = ("static", "naive", "naive, no eq. 3", "adaptive")
+
+    def said(*seconds: float) -> Headline:
+        rows = zip(names, seconds, strict=True)
+        found = [{"label": name, "planner": name.split(",")[0], "step_s": each, "ranks": 8} for name, each in rows]
+        return of_simulation(found, "bytescale tune")
+
+    for adaptive in (279.0, 280.0, 281.0):
+        even = said(280.0, 300.0, 280.0, adaptive)
+        assert "times" not in even.figure + even.text and "with adaptive" in even.text
+    assert said(280.0, 300.0, 140.0, 140.1).text.startswith("adaptive is 2.00 times")
+    assert said(280.0, 300.0, 278.0, 279.0).text.startswith("naive, no eq. 3 is 1.01 times")
+    assert said(280.0, 300.0, 140.0, 150.0).text.startswith("naive, no eq. 3 is 2.00 times")
+    assert said(280.0, 560.0, 560.0, 420.0).figure == "static is 1.50 times as fast"
 
 
 def test_a_sweep_shows_timelines_of_its_first_point_and_says_so() -> None:
