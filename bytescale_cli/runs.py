@@ -162,10 +162,10 @@ def compare(
     text = f"{of_runs(steps, configs, names).text}\n\n"
     text += output.sections(["run"], {"How far are they?": ["state", "steps", "tokens", "tokens/s", "MFU"]}, rows)
     text += "\n\n" + output.sections(["run"], {"What are their losses?": [common, "loss", "validation loss"]}, rows)
-    from engine.report.words import value_text
+    from engine.report.words import value_texts
 
     # Only the keys that differ are shown: a config has hundreds.
-    cells = [[key, *map(value_text, values)] for key, values in changed.items()]
+    cells = [[key, *value_texts(key, values)] for key, values in changed.items()]
     text += f"\n\n{output.title('Where do their configs differ?')}\n"
     text += output.table(["key", *names], cells) if cells else "only in run.out"
     answer: dict[str, Any] = {

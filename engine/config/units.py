@@ -54,10 +54,10 @@ def format_bytes(count: int, digits: int = 1) -> str:
     return counted(count, "byte")
 
 
-def format_apart(one: int, other: int) -> tuple[str, str]:
-    """Write two sizes with enough decimals to show which is larger: 80.02 GiB and 80.00 GiB. Equal sizes get one."""
-    texts = [(format_bytes(one, digits), format_bytes(other, digits)) for digits in range(1, 14)]
-    return next((pair for pair in texts if pair[0] != pair[1]), texts[0])
+def format_apart(*sizes: int) -> tuple[str, ...]:
+    """Write sizes with enough decimals to show which is larger: 80.02 GiB and 80.00 GiB. Equal sizes get one."""
+    texts = [tuple(format_bytes(size, digits) for size in sizes) for digits in range(1, 14)]
+    return next((each for each in texts if len({*each}) == len({*sizes})), texts[0])
 
 
 def counted(number: int, noun: str) -> str:

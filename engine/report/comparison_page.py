@@ -15,10 +15,10 @@ from engine.report.curves import STEPS, Curve, curves_picture, smooth, token_axi
 from engine.report.page import Figure, Page, Table
 from engine.report.run import RunData
 from engine.report.run_page import duration, ranks_of
-from engine.report.words import long_seconds, metric_text, number, value_text
+from engine.report.words import long_seconds, metric_text, number, value_texts
 from engine.run.status import differences
 
-_MEDIANS = {"tokens_per_s": "median tokens/s", "step_s": "median step", "mfu": "MFU", "unsplit": "unsplit tokens"}
+_SPEEDS = {"tokens_per_s": "median tokens/s", "step_s": "median step", "mfu": "MFU", "unsplit": "unsplit tokens"}
 
 
 def comparison_page(runs: Sequence[RunData], names: Sequence[str]) -> Page:
@@ -31,7 +31,7 @@ def comparison_page(runs: Sequence[RunData], names: Sequence[str]) -> Page:
     changed = differences([run.config for run in named])
     configs = Table("Where their configs differ", [], note="Only in run.out.")
     if changed:
-        rows = [(key, *map(value_text, values)) for key, values in changed.items()]
+        rows = [(key, *value_texts(key, values)) for key, values in changed.items()]
         configs = Table("Where their configs differ", rows, ("key", *names), text=True)
     without = [run.name for run in named if not run.lines]
     return Page(
@@ -83,7 +83,7 @@ def _numbers(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
         ("tokens", *(f"{run.tokens[-1]:,.0f}" if run.lines else "0" for run in runs)),
         ("last training loss", *(last(run, "loss") for run in runs)),
         ("last validation loss", *(last(run, "validation_loss") for run in runs)),
-        *((label, *(metric_text(run.speed, name) for run in runs)) for name, label in _MEDIANS.items()),
+        *((label, *(metric_text(run.speed, name) for run in runs)) for name, label in _SPEEDS.items()),
         ("time in steps", *(long_seconds(float(run.seconds[-1])) if run.lines else "-" for run in runs)),
         ("duration", *(duration(run) or "-" for run in runs)),
         ("starts", *(str(len(run.launches)) if run.launches else "-" for run in runs)),

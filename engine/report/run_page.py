@@ -25,7 +25,7 @@ from engine.report.curves import STEPS, Curve, curves_picture
 from engine.report.page import Figure, Page, Table
 from engine.report.run import RunData, read_run
 from engine.report.timeline import some_ranks, timeline_picture
-from engine.report.words import MODES, Pair, hdp_ranks, long_seconds, metric_text, value_text
+from engine.report.words import MODES, Pair, hdp_ranks, long_seconds, metric_text, value_texts
 from engine.run.folder import RunFolder
 from engine.run.status import differences
 
@@ -167,7 +167,7 @@ def head(run: RunData) -> list[Pair]:
 
 
 def table(run: RunData) -> list[Pair]:
-    """Totals and medians over all steps; empty if no step was completed."""
+    """Totals of all steps, and the speed; empty if no step was completed."""
     if not run.lines:
         return []
     degree, speed, seconds = run.column("max_degree"), run.speed, float(np.nansum(run.column("step_s")))
@@ -185,7 +185,7 @@ def table(run: RunData) -> list[Pair]:
         ("median tokens/s", metric_text(speed, "tokens_per_s")),
         ("median step", metric_text(speed, "step_s")),
         ("median MFU", metric_text(speed, "mfu")),
-        ("median share of tokens in unsplit sequences", metric_text(speed, "unsplit")),
+        ("share of tokens in unsplit sequences", metric_text(speed, "unsplit")),
         ("wait for plans", wait("plan_wait_s")),
         ("wait for data", wait("data_wait_s")),
     ]
@@ -221,7 +221,7 @@ def differing(run: RunData) -> Table:
         changed = differences([load([f"recipe={name}"]), run.config])
     except ConfigError as error:
         return Table(title, [], note=f"The recipe {name} of this version cannot be loaded: {error}")
-    rows = [(key, *map(value_text, values)) for key, values in changed.items()]
+    rows = [(key, *value_texts(key, values)) for key, values in changed.items()]
     if not rows:
         return Table(title, [], note=f"Nowhere: all values are those of the recipe {name}.")
     return Table(title, rows, ("key", f"recipe {name}", "this run"), text=True)

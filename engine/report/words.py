@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.config.keys import field_at
 from engine.config.schema import Config
-from engine.config.units import counted
+from engine.config.units import counted, format_apart, format_count, unit_of
 from engine.fit.estimate import Estimate
 from engine.planner.plan.step_plan import StepPlan
 from engine.run.speed import Speed
@@ -43,13 +44,26 @@ def long_seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
-def value_text(value: Any) -> str:
-    """Format the value of a config; a missing value is a dash."""
-    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+def value_texts(key: str, values: Sequence[Any]) -> list[str]:
+    """Format values of a key of the config, tokens and bytes with units; a missing value is a dash.
+
+    Sizes that differ have enough decimals to show it.
+    """
+    field = field_at(key)
+    unit = unit_of(field) if field else None
+    counts = [value for value in values if type(value) is int]
+    sizes = dict(zip(counts, format_apart(*counts), strict=True)) if unit == "bytes" else {}
+
+    def text(value: Any) -> str:
+        if unit and type(value) is int:
+            return sizes.get(value) or format_count(value)
+        return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+    return [text(value) for value in values]
 
 
 def metric_text(speed: Speed | None, name: str) -> str:
-    """Format a median of a run; a dash if no step has that metric."""
+    """Format a figure of the speed of a run; a dash if no step has that metric."""
     value: float | None = getattr(speed, name, None)
     if value is None:
         return "-"

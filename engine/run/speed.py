@@ -1,4 +1,4 @@
-"""How fast a run is: medians over its steps, and which of several runs is the fastest. Imports no torch.
+"""How fast a run is, mostly medians over its steps, and which of several runs is the fastest. Imports no torch.
 
 The first step after each start does not count: it also compiles, allocates and opens connections. If a run has no
 other steps, they count.
@@ -19,7 +19,10 @@ Line = Mapping[str, Any]  # a step, as in metrics.jsonl
 
 @dataclass(frozen=True)
 class Speed:
-    """Medians over the steps that count, from `first` to `last`. A metric that no step has is None."""
+    """Medians over the steps that count, from `first` to `last`. A metric that no step has is None.
+
+    `unsplit` is no median: the fraction of the tokens of all these steps that were in unsplit sequences, 0 to 1.
+    """
 
     first: int
     last: int
@@ -30,14 +33,20 @@ class Speed:
 
     @classmethod
     def of(cls, lines: Sequence[Line], starts: Sequence[int]) -> Speed | None:
-        """Compute the medians of a run; arguments as of `settled`. None if no step was completed."""
+        """Compute the speed of a run; arguments as of `settled`. None if no step was completed."""
         steps = settled(lines, starts)
         if not steps:
             return None
-        names = ("tokens_per_s", "step_s", "mfu", "unsplit")
+        names = ("tokens_per_s", "step_s", "mfu")
         found = {name: [value for one in steps if (value := _number(one, name)) is not None] for name in names}
         medians = {name: median(values) if values else None for name, values in found.items()}
-        return cls(steps[0]["step"], steps[-1]["step"], **medians)
+
+        # Steps with many tokens count more: the median of steps is no share of the tokens.
+        shares = [(_number(one, "unsplit"), _number(one, "tokens")) for one in steps]
+        known = [(share, tokens) for share, tokens in shares if share is not None and tokens is not None]
+        total = sum(tokens for _, tokens in known)
+        unsplit = sum(share * tokens for share, tokens in known) / total if total else None
+        return cls(steps[0]["step"], steps[-1]["step"], **medians, unsplit=unsplit)
 
 
 @dataclass(frozen=True)

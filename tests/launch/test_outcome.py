@@ -33,7 +33,9 @@ def test_a_run_ends_with_the_median_of_its_steps(tmp_path: Path, monkeypatch: py
     assert outcome.outcome(launch, start)["train"]["tokens_per_s"] is None and said == []
     launches.begin(folder.launches, 1, 2, ["a"])
     for step, rate in enumerate((1.0, 500.0, 700.0), start=1):
-        append(folder.metrics, {"step": step, "loss": 2.5, "tokens_per_s": rate, "mfu": 0.5, "unsplit": 0.25})
+        append(
+            folder.metrics, {"step": step, "loss": 2.5, "tokens": 8, "tokens_per_s": rate, "mfu": 0.5, "unsplit": 0.25}
+        )
     found = outcome.outcome(launch, start)["train"]
     assert (found["tokens_per_s"], found["mfu"], found["unsplit"]) == (600.0, 0.5, 0.25)
     assert len(said) == 1 and said[0].startswith("600 tokens/s") and "MFU 50.0%" in said[0]

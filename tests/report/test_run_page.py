@@ -130,10 +130,12 @@ def test_the_page_says_what_was_run_where_and_with_what(tmp_path: Path) -> None:
 
 
 def test_the_page_says_where_the_config_differs_from_the_recipe(tmp_path: Path) -> None:
-    overrides = ("optimizer.lr=0.5", "run.out=elsewhere")
+    sizes = ("cluster.device_memory=3159507456", "batch_tokens=48K")
+    overrides = ("optimizer.lr=0.5", "run.out=elsewhere", *sizes)
     run = read_run(write_run(tmp_path, overrides=overrides, lines=[], traced=None))
     found = run_page.differing(run)
-    assert sorted(found.rows) == [("optimizer.lr", "0.004", "0.5"), ("run.steps", "600", "120")]
+    memory, tokens = ("cluster.device_memory", "4.0 GiB", "2.9 GiB"), ("batch_tokens", "16K", "48K")
+    assert sorted(found.rows) == [tokens, memory, ("optimizer.lr", "0.004", "0.5"), ("run.steps", "600", "120")]
     same = replace(run, config=load(["recipe=llama7b-2m"]))
     assert run_page.differing(same).note == "Nowhere: all values are those of the recipe llama7b-2m."
     own = replace(run, config=run.config.model_copy(update={"recipe": "mine"}))

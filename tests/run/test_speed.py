@@ -42,6 +42,17 @@ def test_medians_of_metrics_that_steps_have() -> None:
     assert Speed.of([{"step": 1, "loss": 2.0}], []) == Speed(1, 1, None, None, None, None)
 
 
+def test_the_share_of_unsplit_tokens_is_that_of_all_tokens_of_the_steps_that_count() -> None:
+    """Neither the median of steps (1.0), nor their mean (0.75): a step of long sequences has more tokens."""
+    lines = [
+        {"step": 1, "tokens": 900, "unsplit": 0.0},
+        *({"step": at, "tokens": 100, "unsplit": 1.0} for at in (2, 3, 4)),
+    ]
+    found = Speed.of([*lines, {"step": 5, "tokens": 500, "unsplit": 0.0}, {"step": 6, "unsplit": 0.0}], [1])
+    assert found is not None and found.unsplit == 300 / 800
+    assert getattr(Speed.of([{"step": 1, "tokens": 0, "unsplit": 1.0}], []), "unsplit", 0) is None
+
+
 def test_runs_are_compared_by_the_time_of_the_same_steps() -> None:
     """Whatever the medians say: here, those of the slow run."""
     slow, fast = steps(50.0, 3.0, 3.0, 30.0, 7.0), steps(99.0, 4.0, 4.0, 4.0)
