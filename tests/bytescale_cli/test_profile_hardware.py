@@ -57,7 +57,7 @@ def test_two_ranks_are_measured_and_their_calibration_is_read(
     assert calibration.source == "measured"
     assert hardware["fit"]["points"] == len(hardware["measured"]) > 20
     assert hardware["kernel"] == "fused_cpu" and set(hardware["shape_build_s"]) == {"forward", "backward"}
-    assert hardware["nominal"] == ["network_bytes_per_s", "nics_per_node", "plan_build_s"]
+    assert hardware["nominal"] == ["fp8_speedup", "network_bytes_per_s", "nics_per_node", "plan_build_s"]
     assert hardware["network"] is None
     assert min(hardware["copies"].values()) > 0
     assert 0 <= hardware["fit"]["median_error"] <= hardware["fit"]["worst_error"]

@@ -147,8 +147,11 @@ class Hosts:
         return found
 
     def host_of(self, process: psutil.Process) -> int:
-        """Return the number of the host on which a process runs."""
-        own = str(Path(f"/proc/{process.pid}/ns/net").readlink())
+        """Return the number of the host on which a process runs. Raises NoSuchProcess if it has ended."""
+        try:
+            own = str(Path(f"/proc/{process.pid}/ns/net").readlink())
+        except FileNotFoundError:
+            raise psutil.NoSuchProcess(process.pid) from None
         inodes = [f"net:[{Path('/run/netns', name).stat().st_ino}]" for name in self.names]
         return inodes.index(own)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -19,12 +20,13 @@ pytestmark = pytest.mark.world
 
 def planning(hosts: Hosts, host: int) -> list[psutil.Process]:  # noqa: F811
     """The planning process of a host, which its first rank has started."""
-    found = (one for one in hosts.processes(clients=False) if hosts.host_of(one) == host)
-    return [
-        one
-        for one in found
-        if "multiprocessing.spawn" in " ".join(one.cmdline()) and "engine.trainer" in one.parent().cmdline()
-    ]
+    found = list[psutil.Process]()
+    for one in hosts.processes(clients=False):
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            spawned, parent = "multiprocessing.spawn" in " ".join(one.cmdline()), one.parent()
+            if spawned and parent and "engine.trainer" in parent.cmdline() and hosts.host_of(one) == host:
+                found.append(one)
+    return found
 
 
 def test_hosts_with_a_cache_each_train_as_one_host_does(root: Path, hosts: Hosts) -> None:  # noqa: F811
