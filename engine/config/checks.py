@@ -18,6 +18,7 @@ LEAST_MEMORY = 2**20  # bytes of a device; less is a number without its unit
 _MAX_GIB = 1024  # a number of bytes up to this is meant in GiB
 _MAX_WEIGHTS = 2**48  # maximum weights of a model: with more, bytes and FLOPs overflow 64 bits
 
+_HAS_FP8 = "engine.cost.datasheets:has_fp8"  # its package imports this one
 URL_EXAMPLES = "for example s3://bucket/run, gs://bucket/run or file:///mnt/run"
 
 Rule = Callable[[Config], Problem | None]
@@ -452,8 +453,22 @@ def fp8_matrices_are_aligned(config: Config) -> Problem | None:
         return None
     message = f"fp8 needs matrices whose sides are multiples of 16, and {wrong[0]} gives one of {widths[wrong[0]]}"
     on = f" on each of {tp} devices" if tp > 1 and wrong[0] != "model.hidden" else ""
-    hint = "set linear_dtype=same" + (", or a smaller parallel.tp" if on else "")
+    ways = ["linear_dtype=same"]
+    if wrong == ["model.ffn"]:
+        step = 16 * tp
+        ways.insert(0, f"model.ffn={max((model.ffn + step // 2) // step, 1) * step}")
+    hint = f"set {' or '.join(ways)}" + (", or a smaller parallel.tp" if on else "")
     return Problem(message + on, "linear_dtype", hint)
+
+
+@_rule
+def gpus_have_fp8(config: Config) -> Problem | None:
+    """By the data sheet of a preset. On a cluster with a calibration the ranks ask their GPUs instead."""
+    cluster = config.cluster
+    if config.linear_dtype != "fp8" or cluster.calibration is not None or imported(_HAS_FP8)(cluster.name):
+        return None
+    message = f"fp8 needs GPUs that multiply FP8, and those of cluster={cluster.name} do not"
+    return Problem(message, "linear_dtype", "set linear_dtype=same, or another cluster, for example cluster=h100x8")
 
 
 @_rule

@@ -44,12 +44,13 @@ class _Sheet:
     source: str
     network_cards: float = 8.0  # per node
     attention: Mapping[int, float] = field(default_factory=dict)  # measured fraction of the peak, by head size
+    fp8: bool = True
 
 
 _REACHED = {"linear": 0.6, "attention": 0.5, "link": 0.8}
 _NVIDIA = "https://www.nvidia.com/en-us/data-center"
 _SHEETS = {
-    "a100x8": _Sheet("A100 SXM 80GB", 312e12, 2.039e12, 300e9, 25e9, 32e9, f"{_NVIDIA}/a100/"),
+    "a100x8": _Sheet("A100 SXM 80GB", 312e12, 2.039e12, 300e9, 25e9, 32e9, f"{_NVIDIA}/a100/", fp8=False),
     "h100x8": _Sheet("H100 SXM", 989e12, 3.35e12, 450e9, 50e9, 64e9, f"{_NVIDIA}/h100/"),
     "h200x8": _Sheet(
         "H200 SXM", 989e12, 4.8e12, 450e9, 50e9, 64e9, f"{_NVIDIA}/h200/", attention={64: 0.44, 128: 0.54}
@@ -137,3 +138,12 @@ def sheet_peak(cluster: str) -> float | None:
     """Peak FLOP/s of a device by the data sheet of a cluster preset, or None if there is no sheet."""
     sheet = _SHEETS.get(cluster)
     return None if sheet is None else sheet.flops
+
+
+def has_fp8(cluster: str) -> bool:
+    """Whether devices compute in FP8, by the data sheet of a cluster preset; True if there is no sheet.
+
+    CPU ranks emulate it. A GPU without a sheet is asked when a run starts (engine/models/common/fp8.py).
+    """
+    sheet = _SHEETS.get(cluster)
+    return sheet is None or sheet.fp8

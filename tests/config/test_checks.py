@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config import checks
+from engine.config import checks, tree
 from engine.config.checks import check
 from engine.config.compose import compose
 from engine.config.schema import Config
@@ -15,6 +15,7 @@ BASE = ("context=4K", "capacity=2K", "model.heads=4", "model.kv_heads=2", "model
 WIDE = ("cluster.ranks_per_node=8",)
 MANY = ("model.heads=24", "model.kv_heads=24", "model.hidden=192")  # heads
 LLAMA3 = ("model=1b", "model.hidden=2048", "model.heads=32", "model.kv_heads=8")
+FP8 = ("linear_dtype=fp8", "dtype=bf16")
 YARN = ("model.rope.kind=yarn", "model.rope.factor=4", "model.rope.original_max_position_embeddings=8K")
 
 
@@ -64,6 +65,8 @@ def config(*overrides: str) -> Config:
         ["zero.stage=2", "planner.mode=lockstep"],
         ["cluster.name=mine", "cluster.calibration=mine.json"],
         ["dtype=fp64"],
+        [*FP8, "cluster=a100x8", "cluster.calibration=mine.json"],
+        *([*FP8, f"cluster={name}"] for name in tree.groups()["cluster"] if name != "a100x8"),
         ["data.path=[s3://bucket/a@b:c, github://owner:name@main/a, sftp://me@host:22/a]"],
         ["data.path='https://a.b/c.jsonl?version=2&page=token'"],
         ["model.rope.kind=linear", "model.rope.factor=1"],

@@ -10,7 +10,7 @@ import pytest
 from engine.config import tree
 from engine.config.load import load
 from engine.cost.calibration import read
-from engine.cost.datasheets import nominal, sheet_peak
+from engine.cost.datasheets import has_fp8, nominal, sheet_peak
 from engine.family.parameters import LINEAR_KINDS
 from engine.job import Job
 from tests.presets import LLAMA7B_256K
@@ -39,6 +39,10 @@ def test_a_gpu_reaches_a_share_of_its_sheet(name: str) -> None:
     assert found.copy_bytes_per_s == pytest.approx(0.8 * host * 1e9)
     assert found.nics_per_node == cards
     assert found.half_tokens == pytest.approx(0.6 * flops / memory), "as long as reading 2 bytes a weight"
+
+
+def test_fp8_is_known_of_gpus_with_a_sheet() -> None:
+    assert {name for name in (*PRESETS, "mine") if not has_fp8(name)} == {"a100x8"}
 
 
 @pytest.mark.parametrize("name", SHEETS)

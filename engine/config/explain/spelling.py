@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 _MIN_RATIO = 0.6  # difflib's default cutoff
 _TYPO = 0.9  # ratio of words that differ in about a letter
+_NUMBER = re.compile(r"\d+")
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
@@ -29,6 +31,7 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 def _most_similar(word: str, names: Iterable[str], least: float = _MIN_RATIO) -> list[str]:
     """Return the names with the highest similarity, several if they tie; empty if none reaches the cutoff.
 
+    Of those that tie, names with a number of `word` come alone: fp16 means bf16, not fp64.
     For keys in the same section as `word` the section is left out, because it would make all of them look similar.
     """
     word, section = word.lower(), word[: word.rfind(".") + 1].lower()
@@ -39,7 +42,9 @@ def _most_similar(word: str, names: Iterable[str], least: float = _MIN_RATIO) ->
         matcher.set_seqs(name.lower()[start:], word[start:])
         ratios[name] = matcher.ratio()
     best = max(ratios.values(), default=0.0)
-    return [name for name, ratio in ratios.items() if ratio == best >= least]
+    similar = [name for name, ratio in ratios.items() if ratio == best >= least]
+    numbers = set(_NUMBER.findall(word))
+    return [name for name in similar if numbers & set(_NUMBER.findall(name))] or similar
 
 
 def did_you_mean(word: str, names: Iterable[str], otherwise: str | None = None) -> str | None:

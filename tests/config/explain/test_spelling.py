@@ -22,7 +22,8 @@ def test_nearest(word: str, name: str | None) -> None:
 
 
 def test_hint() -> None:
-    assert did_you_mean("fp16", ["bf16", "fp32", "fp64"]) == "did you mean bf16 or fp64?", "neither is nearer"
+    assert did_you_mean("fp16", ["bf16", "fp32", "fp64"]) == "did you mean bf16?", "16 is its number"
+    assert did_you_mean("h800x8", ["h100x8", "h200x8"]) == "did you mean h100x8 or h200x8?", "neither is nearer"
     assert did_you_mean("seed", [*NAMES, "see"]) == "did you mean run.seed?"
     assert did_you_mean("contxt", NAMES) == "did you mean context?"
     assert did_you_mean("big", ["big-1m", "big-2m", "small", "big.key"]) == "did you mean big-1m or big-2m?"
