@@ -160,7 +160,7 @@ def made(config: Config, seed: int = 0) -> ZeroEngine:
 
     with (
         patch("tests.zero.engines.build_optimizer", build),
-        patch("engine.zero.initialize.bucket_elements", lambda model: MOST),
+        patch("engine.zero.initialize.bucket_elements", lambda *_: MOST),
     ):
         return engine_of(config, seed)
 
