@@ -119,7 +119,7 @@ def test_an_added_format_is_shown_and_kept_by_its_run(
     [
         ("a.stanza", b'{"text": "one"}\n{"text": "two"}\n', "stanzas"),  # the name is asked before the content
         ("a.stanza", b"\0\1", "stanzas"),
-        ("a.stanza.gz", gzip.compress(b"one"), "stanzas"),
+        ("a.stanza.gz", gzip.compress(b"one", mtime=0), "stanzas"),
         ("a.stanza", b"PAR1", "parquet"),
         ("a.txt", b"one", "folder"),
         ("a.parquet", b"one", "folder"),  # such a file begins with PAR1
