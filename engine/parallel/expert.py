@@ -97,13 +97,17 @@ class ExpertRoute:
     """The route of tokens to the experts of an ep group. Collective: all ranks must call the same methods in order."""
 
     def __init__(self, parallel: ExpertParallel, chosen: Tensor, experts: int, known: _Numbers | None) -> None:
-        """`chosen`, int64 [T,k], are the experts of each token, of `experts` in all."""
+        """`chosen`, int64 [T,k], are the experts of each token, of `experts` in all.
+
+        `known` are the numbers of rows that the first pass of the layer has exchanged; None in that pass.
+        """
         self._parallel, self._local = parallel, LocalRoute(chosen, experts)
         self.known = known or _Numbers(parallel, self._local.counts)
         self._received = self.known.received.view(parallel.size, -1)  # [ranks, experts of a rank]
 
     @cached_property
     def counts(self) -> Tensor:
+        """The rows of each expert of this rank, int64 [E / ranks of the group]."""
         return self._received.sum(0)
 
     @cached_property

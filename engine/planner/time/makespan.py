@@ -40,7 +40,7 @@ class Timing(NamedTuple):
     start: Floats  # [M]
     stop: Floats  # [M]
     makespan: float
-    hidden: float = 0.0  # of the reduction of gradients, behind last backward passes
+    hidden: float = 0.0  # ns of the reduction of gradients that run within last backward passes
 
 
 def reduction_end(plan: StepPlan, settings: PlanSettings) -> float:
